@@ -1,0 +1,489 @@
+"""Multi-head attention."""
+
+import functools
+import math
+import string
+
+import keras
+from keras import constraints, initializers, layers, ops, regularizers
+from keras.saving import register_keras_serializable
+
+from keras_attn import axes
+from keras_attn.checks import check_positive, check_rate
+from keras_attn.dot_product import dot_product_attention
+from keras_attn.masks import (
+    as_mask,
+    combine_masks,
+    sliding_window_mask,
+    window_sides,
+)
+from keras_attn.serialization import fresh, quantized_dtype
+
+__all__ = ["MultiHeadAttention"]
+
+
+@register_keras_serializable(package="keras_attn")
+class MultiHeadAttention(layers.Layer):
+    r"""Attention in several learned subspaces at once; a superset of Keras' own layer.
+
+    $$\mathrm{head}_h = \mathrm{softmax}\left(\frac{Q_h K_h^T}{\sqrt{d}}\right) V_h,
+      \qquad Q_h = x_q W^Q_h,\; K_h = x_k W^K_h,\; V_h = x_v W^V_h$$
+
+    Swap the import and everything that `keras.layers.MultiHeadAttention` takes means
+    the same here, with the same weights in the same order. Where the two differ:
+    `key_dim` and `value` may be left out, a mask is never misread, and a query that may
+    see no key gives exactly 0 on every path.
+
+    Masking: the masks that ride on `query`, `key` and `value` are applied, as are
+    `query_mask`, `value_mask` and `key_mask`. The query's mask leaves with the output.
+
+    Args:
+        num_heads: number of heads.
+        key_dim: size of each head for query and key. Defaults to the width of the
+            query over `num_heads`, which must divide.
+        value_dim: size of each head for value. Defaults to `key_dim`.
+        dropout: rate on the attention weights, in `[0, 1)`.
+        use_bias: whether the projections have biases.
+        output_shape: shape of an output feature, an int or a tuple. Defaults to the
+            width of the query.
+        attention_axes: the axes that attention runs over. Defaults to all but batch
+            and features.
+        sliding_window: a positive int `w` shows a query only the keys with
+            `|query - key| < w` (Keras' meaning); a pair `(left, right)` that many keys
+            before and after it.
+        flash_attention: `True` demands the backend's flash kernel, `False` forbids it.
+            Defaults to `keras.config.is_flash_attention_enabled()`.
+        kernel_initializer: initializer of the kernels.
+        bias_initializer: initializer of the biases.
+        kernel_regularizer: regularizer of the kernels.
+        bias_regularizer: regularizer of the biases.
+        activity_regularizer: regularizer of the projections' outputs.
+        kernel_constraint: constraint of the kernels.
+        bias_constraint: constraint of the biases.
+        use_gate: multiply each head by a sigmoid of the query
+            ([Qiu et al., 2025](https://arxiv.org/abs/2505.06708)).
+        seed: seed of the dropout.
+        num_kv_heads: number of key/value heads, a divisor of `num_heads`: 1 is
+            multi-query ([Shazeer, 2019](https://arxiv.org/abs/1911.02150)), between is
+            grouped-query ([Ainslie et al., 2023](https://arxiv.org/abs/2305.13245)).
+            Defaults to `num_heads`.
+
+    Call arguments:
+        query: `(batch, query, dim)`, or more axes.
+        value: `(batch, key, value_width)`. Defaults to `query`: self-attention.
+        key: `(batch, key, key_width)`. Defaults to `value`.
+        query_mask: `(batch, query)`, `True` at real tokens.
+        value_mask: `(batch, key)`, `True` at real tokens.
+        key_mask: `(batch, key)`, `True` at real tokens.
+        attention_mask: `(batch, query, key)`, `(batch, heads, query, key)` or
+            `(query, key)`, `True` where a key may be seen.
+        return_attention_scores: also return the weights.
+        training: whether dropout is on.
+        use_causal_mask: query `i` sees the keys `0 .. i`.
+        bias: float, added to the scores; broadcasts to `(batch, heads, query, key)`.
+
+    Returns:
+        `(batch, query, dim)`; with `return_attention_scores` a pair with the weights
+        `(batch, heads, query, key)`.
+
+    Raises:
+        TypeError: a float mask.
+        ValueError: a size that is not positive, a width that `num_heads` does not
+            divide, keys and values of different lengths, a mask of another shape.
+
+    Example:
+
+    >>> x = keras.random.normal((2, 10, 64))
+    >>> tuple(MultiHeadAttention(num_heads=4)(x, use_causal_mask=True).shape)
+    (2, 10, 64)
+
+    Reference: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        key_dim=None,
+        value_dim=None,
+        dropout=0.0,
+        use_bias=True,
+        output_shape=None,
+        attention_axes=None,
+        sliding_window=None,
+        flash_attention=None,
+        kernel_initializer="glorot_uniform",
+        bias_initializer="zeros",
+        kernel_regularizer=None,
+        bias_regularizer=None,
+        activity_regularizer=None,
+        kernel_constraint=None,
+        bias_constraint=None,
+        use_gate=False,
+        seed=None,
+        *,
+        num_kv_heads=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.num_heads = check_positive("num_heads", num_heads)
+        self.key_dim = check_positive("key_dim", key_dim, optional=True)
+        self.value_dim = check_positive("value_dim", value_dim, optional=True)
+        self.num_kv_heads = check_positive("num_kv_heads", num_kv_heads, optional=True)
+        if self.num_heads % (self.num_kv_heads or 1):
+            raise ValueError(
+                "`num_kv_heads` must divide `num_heads`. Received: "
+                f"num_heads={num_heads}, num_kv_heads={num_kv_heads}"
+            )
+        self.dropout = check_rate("dropout", dropout)
+        self.use_bias = use_bias
+        self.output_feature = _as_shape(output_shape)
+        self.attention_axes = _as_axes(attention_axes)
+        if sliding_window is not None:
+            window_sides(sliding_window)
+        self.sliding_window = sliding_window
+        self.flash_attention = flash_attention
+        self.kernel_initializer = initializers.get(kernel_initializer)
+        self.bias_initializer = initializers.get(bias_initializer)
+        self.kernel_regularizer = regularizers.get(kernel_regularizer)
+        self.bias_regularizer = regularizers.get(bias_regularizer)
+        self.projection_regularizer = regularizers.get(activity_regularizer)
+        self.kernel_constraint = constraints.get(kernel_constraint)
+        self.bias_constraint = constraints.get(bias_constraint)
+        self.use_gate = use_gate
+        self.seed = seed
+        self._use_flash = (
+            keras.config.is_flash_attention_enabled()
+            if flash_attention is None
+            else flash_attention
+        )
+        if self._use_flash and self.dropout:
+            raise ValueError(
+                "Dropout is not supported when flash attention is enabled. Received: "
+                f"dropout={dropout}, flash_attention={flash_attention}"
+            )
+
+    def build(self, query_shape, value_shape=None, key_shape=None):
+        value_shape = query_shape if value_shape is None else value_shape
+        key_shape = value_shape if key_shape is None else key_shape
+        _check_shapes(query_shape, value_shape, key_shape)
+        key_dim = self.key_dim or self._derived_key_dim(query_shape)
+        value_dim = self.value_dim or key_dim
+        kv_heads = self.num_kv_heads or self.num_heads
+        self._axes = _normalized(self.attention_axes, len(query_shape))
+        self._scale = key_dim**-0.5
+
+        self.query = self._project("query", query_shape, (self.num_heads, key_dim))
+        self.key = self._project("key", key_shape, (kv_heads, key_dim))
+        self.gate = None
+        if self.use_gate:
+            self.gate = self._project(
+                "gate", query_shape, (self.num_heads, value_dim), activation="sigmoid"
+            )
+        self.value = self._project("value", value_shape, (kv_heads, value_dim))
+        self.attention_output = self._project(
+            "attention_output",
+            (*query_shape[:-1], self.num_heads, value_dim),
+            self.output_feature or (query_shape[-1],),
+            bound=2,
+        )
+        self.attention_dropout = layers.Dropout(
+            self.dropout,
+            seed=self.seed,
+            dtype=self.dtype_policy,
+            name="attention_dropout",
+        )
+        self.output_mask = _OutputMask(dtype=self.dtype_policy, name="output_mask")
+
+    def __call__(self, query, value=None, *args, **kwargs):
+        # Keras reads the masks that ride on the arguments it is given: self-attention
+        # gives it the query in both places.
+        value = query if value is None else value
+        return super().__call__(query, value, *args, **kwargs)
+
+    def call(
+        self,
+        query,
+        value=None,
+        key=None,
+        query_mask=None,
+        value_mask=None,
+        key_mask=None,
+        attention_mask=None,
+        return_attention_scores=False,
+        training=None,
+        use_causal_mask=False,
+        bias=None,
+    ):
+        value = query if value is None else value
+        key = value if key is None else key
+        if self._use_flash and return_attention_scores:
+            raise ValueError(
+                "Returning attention scores is not supported when flash attention is "
+                "enabled. Please disable flash attention to access attention scores."
+            )
+        positions = ops.shape(query)[:-1], ops.shape(key)[:-1]
+        mask = self._mask(
+            query, key, positions, query_mask, value_mask, key_mask, attention_mask
+        )
+        result = dot_product_attention(
+            axes.fold(self.query(query), self._axes),  # (batch, heads, query, key_dim)
+            axes.fold(self.key(key), self._axes),  # (batch, kv_heads, key, key_dim)
+            axes.fold(self.value(value), self._axes),
+            mask=mask,
+            bias=bias,
+            is_causal=use_causal_mask,
+            scale=self._scale,
+            dropout=self._active_dropout(training),
+            flash_attention=self._use_flash,
+            return_scores=return_attention_scores,
+        )
+        output, scores = result if return_attention_scores else (result, None)
+        output = axes.unfold(output, positions[0], self._axes)
+        if self.use_gate:
+            output = output * self.gate(query)  # (batch, query, heads, value_dim)
+        output = self.attention_output(output)  # (batch, query, dim)
+        if query_mask is not None:
+            output = self.output_mask(output, mask=query_mask)
+        if return_attention_scores:
+            return output, axes.unfold_scores(scores, *positions, self._axes)
+        return output
+
+    def compute_output_shape(self, query_shape, value_shape=None, key_shape=None):
+        value_shape = query_shape if value_shape is None else value_shape
+        key_shape = value_shape if key_shape is None else key_shape
+        _check_shapes(query_shape, value_shape, key_shape)
+        return (*query_shape[:-1], *(self.output_feature or query_shape[-1:]))
+
+    def compute_output_spec(
+        self, query, value=None, key=None, return_attention_scores=False, **kwargs
+    ):
+        value = query if value is None else value
+        key = value if key is None else key
+        shape = self.compute_output_shape(query.shape, value.shape, key.shape)
+        output = keras.KerasTensor(shape, dtype=self.compute_dtype)
+        if not return_attention_scores:
+            return output
+        run = _normalized(self.attention_axes, len(query.shape))
+        others = axes.other_axes(len(query.shape) - 1, run)
+        scores_shape = (
+            *(query.shape[axis] for axis in others),
+            self.num_heads,
+            *(query.shape[axis] for axis in run),
+            *(key.shape[axis] for axis in run),
+        )
+        return output, keras.KerasTensor(scores_shape, dtype=self.compute_dtype)
+
+    @property
+    def query_dense(self):
+        return self.query
+
+    @property
+    def key_dense(self):
+        return self.key
+
+    @property
+    def value_dense(self):
+        return self.value
+
+    @property
+    def output_dense(self):
+        return self.attention_output
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "key_dim": self.key_dim,
+            "value_dim": self.value_dim,
+            "dropout": self.dropout,
+            "use_bias": self.use_bias,
+            "output_shape": self.output_feature,
+            "attention_axes": self.attention_axes,
+            "sliding_window": self.sliding_window,
+            "flash_attention": self.flash_attention,
+            "kernel_initializer": initializers.serialize(self.kernel_initializer),
+            "bias_initializer": initializers.serialize(self.bias_initializer),
+            "kernel_regularizer": regularizers.serialize(self.kernel_regularizer),
+            "bias_regularizer": regularizers.serialize(self.bias_regularizer),
+            "activity_regularizer": regularizers.serialize(self.projection_regularizer),
+            "kernel_constraint": constraints.serialize(self.kernel_constraint),
+            "bias_constraint": constraints.serialize(self.bias_constraint),
+            "use_gate": self.use_gate,
+            "seed": self.seed,
+            "num_kv_heads": self.num_kv_heads,
+            **quantized_dtype(self),
+        }
+
+    def _mask(
+        self, query, key, positions, query_mask, value_mask, key_mask, attention_mask
+    ):
+        """Every mask that restricts this call, on `(batch, heads, query, key)`."""
+        masks = []
+        if query_mask is not None:
+            masks.append(_padding("query_mask", query_mask, query, self._axes))
+        for name, mask in (("value_mask", value_mask), ("key_mask", key_mask)):
+            if mask is not None:
+                mask = _padding(name, mask, key, self._axes)  # (batch, 1, key, 1)
+                masks.append(ops.swapaxes(mask, 2, 3))  # (batch, 1, 1, key)
+        if self.sliding_window is not None:
+            lengths = (
+                math.prod(sizes[axis] for axis in self._axes) for sizes in positions
+            )
+            masks.append(sliding_window_mask(*lengths, window=self.sliding_window))
+        if attention_mask is not None:
+            mask = as_mask(attention_mask, "attention_mask")
+            _check_attention_mask(
+                mask, query.shape, key.shape, self.num_heads, self._axes
+            )
+            masks.append(axes.fold_mask(mask, *positions, self._axes))
+        return combine_masks(*masks)
+
+    def _active_dropout(self, training):
+        if self.dropout and training:
+            return functools.partial(self.attention_dropout, training=True)
+        return None
+
+    def _project(self, name, shape, features, bound=1, activation=None):
+        """A dense layer from the last `bound` axes of `shape` to `features`."""
+        letters = string.ascii_lowercase
+        free, rank = letters[: len(shape) - bound], len(shape)
+        inner, outer = letters[len(free) : rank], letters[rank : rank + len(features)]
+        dense = layers.EinsumDense(
+            f"{free}{inner},{inner}{outer}->{free}{outer}",
+            output_shape=(*(None for _ in free[1:]), *features),
+            bias_axes=outer if self.use_bias else None,
+            activation=activation,
+            kernel_initializer=fresh(self.kernel_initializer),
+            bias_initializer=fresh(self.bias_initializer),
+            kernel_regularizer=self.kernel_regularizer,
+            bias_regularizer=self.bias_regularizer,
+            activity_regularizer=self.projection_regularizer,
+            kernel_constraint=self.kernel_constraint,
+            bias_constraint=self.bias_constraint,
+            dtype=self.dtype_policy,
+            name=name,
+        )
+        dense.supports_masking = True  # position-wise: a mask that rides along is kept
+        dense.build(shape)
+        return dense
+
+    def _derived_key_dim(self, query_shape):
+        if query_shape[-1] % self.num_heads:
+            raise ValueError(
+                "The width of `query` must be a multiple of `num_heads` when `key_dim` "
+                f"is not given. Received: query_shape={tuple(query_shape)}, "
+                f"num_heads={self.num_heads}"
+            )
+        return query_shape[-1] // self.num_heads
+
+
+@register_keras_serializable(package="keras_attn")
+class _OutputMask(layers.Layer):
+    """Hands its input on with `mask` riding on it."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def call(self, inputs, mask=None):
+        return inputs
+
+
+def _padding(name, mask, x, attention_axes):
+    """`(batch, length)` to `(batch, 1, length, 1)`."""
+    mask = as_mask(mask, name)
+    if not _fits(mask.shape, x.shape[:-1]) or len(mask.shape) != len(x.shape) - 1:
+        raise ValueError(
+            f"`{name}` must have the shape of its input without the features, "
+            f"{tuple(x.shape[:-1])}. Received: {name} of shape {tuple(mask.shape)}"
+        )
+    mask = ops.expand_dims(ops.expand_dims(mask, -1), -1)
+    return axes.fold(mask, attention_axes)
+
+
+def _check_attention_mask(mask, query_shape, key_shape, num_heads, attention_axes):
+    others = axes.other_axes(len(query_shape) - 1, attention_axes)
+    query = tuple(query_shape[axis] for axis in attention_axes)
+    key = tuple(key_shape[axis] for axis in attention_axes)
+    batch = tuple(query_shape[axis] for axis in others)
+    shape, patterns = tuple(mask.shape), 2 * len(attention_axes)
+    leading = shape[: len(shape) - patterns]
+    expected = (
+        (*batch, num_heads) if len(leading) > len(batch) else batch[: len(leading)]
+    )
+    fits = len(shape) >= patterns and len(leading) <= len(batch) + 1
+    if not fits or not _fits(shape, (*expected, *query, *key)):
+        raise ValueError(
+            "`attention_mask` must be `(query, key)`, `(batch, query, key)` or `(batch, "
+            f"heads, query, key)` with batch={batch}, heads={num_heads}, query={query}, "
+            f"key={key}. Received: attention_mask of shape {shape}"
+        )
+    if len(shape) == 2 and len(query_shape) == 3 and 1 < (shape[0] or 0) == batch[0]:
+        raise ValueError(
+            "`attention_mask` of shape (n, key) is ambiguous where the batch and the "
+            "query length are both n: pass `attention_mask[None]` for a `(query, key)` "
+            "pattern, `value_mask=` for a `(batch, key)` padding mask. Received: "
+            f"attention_mask of shape {shape}, query of shape {tuple(query_shape)}"
+        )
+
+
+def _fits(shape, expected):
+    """Whether `shape` broadcasts to `expected`, as far as both are known."""
+    return len(shape) == len(expected) and all(
+        size is None or full is None or size in (1, full)
+        for size, full in zip(shape, expected, strict=True)
+    )
+
+
+def _check_shapes(query_shape, value_shape, key_shape):
+    if tuple(value_shape[1:-1]) != tuple(key_shape[1:-1]):
+        raise ValueError(
+            "All dimensions of `value` and `key`, except the last one, must be equal. "
+            f"Received: value_shape={tuple(value_shape)} and "
+            f"key_shape={tuple(key_shape)}"
+        )
+    if not 3 <= len(query_shape) == len(value_shape):
+        raise ValueError(
+            "`query` and `value` must have the same rank, at least 3. Received: "
+            f"query_shape={tuple(query_shape)} and value_shape={tuple(value_shape)}"
+        )
+
+
+def _as_shape(output_shape):
+    if output_shape is None:
+        return None
+    try:
+        shape = (output_shape,) if isinstance(output_shape, int) else output_shape
+        return tuple(check_positive("output_shape", size) for size in shape)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "Invalid `output_shape`: expected a positive integer or a tuple of them. "
+            f"Received: output_shape={output_shape}"
+        ) from None
+
+
+def _as_axes(attention_axes):
+    if attention_axes is None:
+        return None
+    if isinstance(attention_axes, int):
+        return (attention_axes,)
+    if not isinstance(attention_axes, (list, tuple)):
+        raise ValueError(
+            "`attention_axes` must be an int, list, or tuple. "
+            f"Received: attention_axes={attention_axes}"
+        )
+    return tuple(attention_axes)
+
+
+def _normalized(attention_axes, rank):
+    """`attention_axes` counted from the front; all positions if `None`."""
+    if attention_axes is None:
+        return tuple(range(1, rank - 1))
+    normalized = tuple(axis + rank if axis < 0 else axis for axis in attention_axes)
+    if not all(1 <= axis < rank - 1 for axis in normalized):
+        raise ValueError(
+            f"`attention_axes` must lie between batch and features of a rank {rank} "
+            f"query. Received: attention_axes={attention_axes}"
+        )
+    return normalized

@@ -1,0 +1,39 @@
+"""Argument checks whose errors name both sides."""
+
+import numbers
+
+__all__ = ["check_choice", "check_positive", "check_rate"]
+
+
+def check_positive(name, value, optional=False):
+    """`value` as an int greater than 0; with `optional`, `None` is let through."""
+    if value is None and optional:
+        return None
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_integer or value <= 0:
+        raise ValueError(
+            f"Invalid value for argument `{name}`: expected a positive integer"
+            f"{' or `None`' if optional else ''}. Received: {name}={value!r}"
+        )
+    return int(value)
+
+
+def check_rate(name, value):
+    """`value` as a float in `[0, 1)`: the share that is dropped."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < 1:
+        raise ValueError(
+            f"Invalid value for argument `{name}`: expected a rate in [0, 1). "
+            f"Received: {name}={value!r}"
+        )
+    return float(value)
+
+
+def check_choice(name, value, choices):
+    """`value`, which must be one of `choices`."""
+    if value not in choices:
+        raise ValueError(
+            f"Invalid value for argument `{name}`: expected one of {tuple(choices)}. "
+            f"Received: {name}={value!r}"
+        )
+    return value

@@ -1,0 +1,174 @@
+"""Scaled dot-product attention: the one place where scores are made."""
+
+import keras
+from keras import ops
+from keras.backend import is_float_dtype, standardize_dtype
+
+from keras_attn.masks import as_mask, causal_mask, combine_masks
+
+__all__ = ["dot_product_attention"]
+
+MASKED_SCORE = -1e30  # softmax turns it into an exact 0 beside any visible score
+
+
+def dot_product_attention(
+    query,
+    key,
+    value,
+    *,
+    mask=None,
+    bias=None,
+    is_causal=False,
+    scale=None,
+    logit_soft_cap=None,
+    dropout=None,
+    flash_attention=None,
+    return_scores=False,
+):
+    r"""Every query reads the values, weighted by how well their keys match it.
+
+    $$\mathrm{softmax}\left(\frac{Q K^T}{\sqrt{d}} + B\right) V$$
+
+    The query is scaled before the product and the softmax is taken in float32, so half
+    precision stays finite. A query that may see no key gives exactly 0, with finite
+    gradients. Where the backend's fused kernel gives these same numbers (torch) it is
+    used; scores, dropout and soft-capping take the explicit path.
+
+    Glossary of shapes: `batch`, `heads`, `query` and `key` (lengths), `head_dim`. With
+    fewer key/value heads than query heads (`heads = groups * kv_heads`), query head `h`
+    reads key/value head `h // groups`.
+
+    Args:
+        query: `(batch, heads, query, head_dim)`.
+        key: `(batch, kv_heads, key, head_dim)`.
+        value: `(batch, kv_heads, key, value_dim)`.
+        mask: boolean, `True` where a key may be seen; `(query, key)`,
+            `(batch, query, key)` or `(batch, heads, query, key)`.
+        bias: float, added to the scaled scores; broadcasts (from the right) to
+            `(batch, heads, query, key)`.
+        is_causal: query `i` sees the keys `0 .. i`.
+        scale: factor on the scores. Defaults to `head_dim**-0.5`.
+        logit_soft_cap: `c` bounds the scores to `(-c, c)` by `c * tanh(scores / c)`,
+            before bias and mask (Gemma 2).
+        dropout: a function applied to the attention weights, or `None`.
+        flash_attention: `True` demands the backend's flash kernel (an error where it
+            cannot run), `False` forbids it, `None` leaves the choice open.
+        return_scores: also return the attention weights.
+
+    Returns:
+        `(batch, heads, query, value_dim)`; with `return_scores` a pair with the weights
+        `(batch, heads, query, key)`, before dropout.
+
+    Raises:
+        TypeError: a float mask or a boolean bias.
+        ValueError: a rank other than 4, or head counts that do not divide.
+
+    Reference: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.
+    """
+    _check(query, key, value, bias)
+    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    mask = combine_masks(mask)
+    if mask is not None and len(mask.shape) == 3:
+        mask = ops.expand_dims(mask, 1)  # (batch, 1, query, key)
+    fused = dropout is None and logit_soft_cap is None and not return_scores
+    if fused and (flash_attention or keras.backend.backend() == "torch"):
+        output = _fused(
+            query, key, value, mask, bias, is_causal, scale, flash_attention
+        )
+        return _hide_blind_rows(output, mask)
+
+    if is_causal:
+        lengths = ops.shape(query)[2], ops.shape(key)[2]
+        mask = combine_masks(mask, causal_mask(*lengths))
+    weights = _weights(query, key, mask, bias, scale, logit_soft_cap)
+    weights = ops.cast(weights, value.dtype)
+    if return_scores:
+        weights = _hide_blind_rows(weights, mask)
+    dropped = weights if dropout is None else dropout(weights)
+    output = _hide_blind_rows(_per_group(dropped, value), mask)
+    return (output, weights) if return_scores else output
+
+
+def _weights(query, key, mask, bias, scale, logit_soft_cap):
+    """The softmax of the scores, float32, `(batch, heads, query, key)`."""
+    scores = _per_group(query * scale, ops.swapaxes(key, -2, -1))
+    scores = ops.cast(scores, "float32")
+    if logit_soft_cap is not None:
+        scores = ops.tanh(scores / logit_soft_cap) * logit_soft_cap
+    if bias is not None:
+        scores = scores + ops.cast(bias, "float32")
+    if mask is not None:
+        scores = ops.where(mask, scores, MASKED_SCORE)
+    return ops.softmax(scores, axis=-1)
+
+
+def _per_group(left, right):
+    """`left @ right`, where `right` has `kv_heads` and `left` a multiple of them."""
+    heads, kv_heads = left.shape[1], right.shape[1]
+    if heads == kv_heads:
+        return ops.matmul(left, right)
+    rows, width = ops.shape(left)[2], left.shape[3]
+    width = ops.shape(left)[3] if width is None else width
+    product = ops.matmul(
+        ops.reshape(left, (-1, kv_heads, heads // kv_heads * rows, width)), right
+    )  # (batch, kv_heads, groups * query, ...)
+    return ops.reshape(product, (-1, heads, rows, ops.shape(right)[3]))
+
+
+def _fused(query, key, value, mask, bias, is_causal, scale, flash_attention):
+    """The backend's kernel; it takes a mask or a bias, so both become one bias."""
+    if bias is not None:
+        if is_causal:
+            lengths = ops.shape(query)[2], ops.shape(key)[2]
+            mask, is_causal = combine_masks(mask, causal_mask(*lengths)), False
+        # The lowest float16 is -65504: a bias of that kind must not become -inf.
+        masked = -3e4 if standardize_dtype(query.dtype) == "float16" else MASKED_SCORE
+        if mask is not None:
+            bias = ops.where(mask, bias, masked)
+        while len(bias.shape) < 4:
+            bias = ops.expand_dims(bias, 0)
+        mask, bias = None, ops.cast(bias, query.dtype)
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = ops.repeat(key, groups, axis=1), ops.repeat(value, groups, axis=1)
+    query, key, value = (ops.swapaxes(x, 1, 2) for x in (query, key, value))
+    output = ops.dot_product_attention(
+        query,
+        key,
+        value,
+        bias=bias,
+        mask=mask,
+        scale=scale,
+        is_causal=is_causal,
+        flash_attention=flash_attention,
+    )
+    return ops.swapaxes(output, 1, 2)
+
+
+def _hide_blind_rows(x, mask):
+    """0 in every row `(batch, heads, query, :)` whose mask shows it no key."""
+    if mask is None:
+        return x
+    sees_something = ops.any(mask, axis=-1, keepdims=True)
+    return ops.where(sees_something, x, ops.zeros_like(x))
+
+
+def _check(query, key, value, bias):
+    shapes = [tuple(x.shape) for x in (query, key, value)]
+    received = f"Received: query, key, value shapes {shapes}"
+    if any(len(shape) != 4 for shape in shapes):
+        raise ValueError(
+            "`query`, `key` and `value` must be `(batch, heads, length, dim)`. "
+            + received
+        )
+    heads, kv_heads, value_heads = (shape[1] for shape in shapes)
+    if kv_heads != value_heads or heads % kv_heads:
+        raise ValueError(
+            "The heads of `query` must be a multiple of the heads of `key` and `value`. "
+            + received
+        )
+    if bias is not None and not is_float_dtype(standardize_dtype(bias.dtype)):
+        raise TypeError(
+            "`bias` is added to the scores and must be float. Received: "
+            f"dtype={standardize_dtype(bias.dtype)}. Pass a boolean mask as `mask=`."
+        )

@@ -1,0 +1,130 @@
+"""Vision Transformer."""
+
+import keras
+from keras import layers
+
+from keras_attn.checks import check_choice
+from keras_attn.encoder import EncoderBlock
+from keras_attn.models.sizes import resolve
+from keras_attn.patches import PatchEmbedding, PrefixTokens
+from keras_attn.positions import LearnedPositionEmbedding
+
+__all__ = ["VISION_TRANSFORMER_SIZES", "VisionTransformer"]
+
+# Tiny and Small: DeiT, table 1 (https://arxiv.org/abs/2012.12877).
+# Base: An Image is Worth 16x16 Words, table 1 (https://arxiv.org/abs/2010.11929).
+VISION_TRANSFORMER_SIZES = {
+    # size       layers          width       heads           feed-forward
+    "tiny": dict(num_layers=12, dim=192, num_heads=3, intermediate_dim=768),  # 5.7 M
+    "small": dict(num_layers=12, dim=384, num_heads=6, intermediate_dim=1536),  # 22 M
+    "base": dict(num_layers=12, dim=768, num_heads=12, intermediate_dim=3072),  # 86 M
+}
+
+
+def VisionTransformer(
+    num_classes=1000,
+    image_size=224,
+    size="tiny",
+    patch_size=16,
+    num_layers=None,
+    dim=None,
+    num_heads=None,
+    intermediate_dim=None,
+    channels=3,
+    dropout=0.0,
+    attention_dropout=0.0,
+    pooling="token",
+    norm_placement="pre",
+    activation="gelu",
+    epsilon=1e-6,
+    any_size=False,
+    name="vision_transformer",
+):
+    """A Vision Transformer: patches, learned positions, encoder blocks, a linear head.
+
+    Args:
+        num_classes: number of logits; `None` gives the pooled features.
+        image_size: an int or `(height, width)`, in pixels, that the positions are
+            learned at.
+        size: `"tiny"`, `"small"`, `"base"`, or `None` when the four settings below are
+            given; a setting that is given replaces that of the size.
+        patch_size: an int or `(rows, cols)`, in pixels.
+        num_layers: number of blocks.
+        dim: width of the tokens.
+        num_heads: number of attention heads.
+        intermediate_dim: width inside the feed-forwards.
+        channels: channels of the images.
+        dropout: rate after the positions and on the output of every part of a block.
+        attention_dropout: rate on the attention weights.
+        pooling: `"token"` reads a class token, `"mean"` averages the patches.
+        norm_placement: `"pre"` (the paper) or `"post"`.
+        activation: of the feed-forwards.
+        epsilon: of the normalizations.
+        any_size: accept images of any size that the patches cover, and resize the
+            positions for them; otherwise the model takes `image_size` alone.
+        name: of the model.
+
+    Returns:
+        A functional `keras.Model` from `(batch, height, width, channels)` to logits
+        `(batch, num_classes)`.
+
+    Example:
+
+    >>> model = VisionTransformer(10, image_size=32, patch_size=8, num_layers=2)
+    >>> model.output_shape
+    (None, 10)
+
+    Reference: [Dosovitskiy et al., 2021](https://arxiv.org/abs/2010.11929).
+    """
+    settings = resolve(
+        size,
+        VISION_TRANSFORMER_SIZES,
+        num_layers=num_layers,
+        dim=dim,
+        num_heads=num_heads,
+        intermediate_dim=intermediate_dim,
+    )
+    check_choice("pooling", pooling, ("token", "mean"))
+    height, width = (image_size,) * 2 if isinstance(image_size, int) else image_size
+    truncated_normal = keras.initializers.TruncatedNormal(stddev=0.02)
+    patches = PatchEmbedding(
+        settings["dim"],
+        patch_size,
+        data_format="channels_last",
+        kernel_initializer=truncated_normal,
+        name="patches",
+    )
+    _, rows, cols, _ = patches.compute_output_shape((None, height, width, channels))
+
+    sides = (None, None) if any_size else (height, width)
+    images = keras.Input((*sides, channels), name="images")
+    x = patches(images)
+    x = LearnedPositionEmbedding((rows, cols), name="positions")(x)
+    if pooling == "token":
+        x = PrefixTokens(1, name="class_token")(x)
+    else:
+        x = layers.Reshape((-1, settings["dim"]), name="tokens")(x)
+    x = layers.Dropout(dropout, name="dropout")(x)
+    for index in range(settings["num_layers"]):
+        x = EncoderBlock(
+            settings["num_heads"],
+            settings["intermediate_dim"],
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            activation=activation,
+            norm_placement=norm_placement,
+            epsilon=epsilon,
+            kernel_initializer=truncated_normal,
+            name=f"block_{index}",
+        )(x)
+    if norm_placement == "pre":
+        x = layers.LayerNormalization(epsilon=epsilon, name="norm")(x)
+    if pooling == "token":
+        x = x[:, 0]
+    else:
+        x = layers.GlobalAveragePooling1D(name="mean")(x)
+    if num_classes is not None:
+        x = layers.Dense(
+            num_classes, kernel_initializer="zeros", dtype="float32", name="logits"
+        )(x)
+    return keras.Model(images, x, name=name)

@@ -1,0 +1,123 @@
+"""The residual connection: one for every block, whatever its norm placement."""
+
+import functools
+
+import keras
+from keras import layers
+from keras.saving import register_keras_serializable
+
+from keras_attn.checks import check_choice, check_rate
+from keras_attn.serialization import quantized_dtype
+
+__all__ = ["Residual"]
+
+NORMALIZATIONS = {
+    "layer": layers.LayerNormalization,
+    "rms": layers.RMSNormalization,
+}
+NORM_PLACEMENTS = ("post", "pre")
+
+
+def make_norm(normalization, **kwargs):
+    """The normalization layer that goes by this name: `"layer"` or `"rms"`."""
+    check_choice("normalization", normalization, NORMALIZATIONS)
+    return NORMALIZATIONS[normalization](**kwargs)
+
+
+@register_keras_serializable(package="keras_attn")
+class Residual(layers.Layer):
+    r"""Adds a branch to its input, and normalizes.
+
+    $$\text{post:}\; y = \mathrm{Norm}(x + \mathrm{Dropout}(F(x))) \qquad
+      \text{pre:}\; y = x + \mathrm{Dropout}(F(\mathrm{Norm}(x)))$$
+
+    "post" is the Transformer of 2017, "pre" what GPT-2, ViT and most since then do.
+    The mask of the input leaves with the output.
+
+    Args:
+        layer: the branch $F$, any layer of one input that keeps its shape. `None` if
+            the caller hands the branch to `call`, as the blocks of this library do.
+        norm_placement: `"post"` or `"pre"`.
+        normalization: `"layer"` or `"rms"`.
+        epsilon: of the normalization.
+        dropout: rate on the branch's output, in `[0, 1)`.
+        seed: seed of the dropout.
+
+    Call arguments:
+        inputs: `(..., dim)`.
+        branch: a function of the branch's input, in place of `layer`: for a branch
+            that needs more than one argument.
+
+    Returns:
+        The shape of `inputs`.
+
+    Example:
+
+    >>> x = keras.random.normal((2, 10, 64))
+    >>> tuple(Residual(FeedForward(128), norm_placement="pre")(x).shape)
+    (2, 10, 64)
+
+    Reference: [Xiong et al., 2020](https://arxiv.org/abs/2002.04745) compares the two.
+    """
+
+    def __init__(
+        self,
+        layer=None,
+        norm_placement="post",
+        normalization="layer",
+        epsilon=1e-5,
+        dropout=0.0,
+        seed=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.layer = layer
+        self.norm_placement = check_choice(
+            "norm_placement", norm_placement, NORM_PLACEMENTS
+        )
+        self.normalization = normalization
+        self.epsilon = epsilon
+        self.dropout = check_rate("dropout", dropout)
+        self.seed = seed
+        self.norm = make_norm(
+            normalization, epsilon=epsilon, dtype=self.dtype_policy, name="norm"
+        )
+        self.branch_dropout = layers.Dropout(
+            dropout, seed=seed, dtype=self.dtype_policy, name="branch_dropout"
+        )
+
+    def build(self, inputs_shape):
+        self.norm.build(inputs_shape)
+        if self.layer is not None and not self.layer.built:
+            self.layer.build(inputs_shape)
+
+    def call(self, inputs, branch=None, training=None):
+        if branch is None:
+            branch = functools.partial(self.layer, training=training)
+        if self.norm_placement == "pre":
+            return inputs + self._drop(branch(self.norm(inputs)), training)
+        return self.norm(inputs + self._drop(branch(inputs), training))
+
+    def compute_output_shape(self, inputs_shape):
+        return inputs_shape
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "layer": keras.saving.serialize_keras_object(self.layer),
+            "norm_placement": self.norm_placement,
+            "normalization": self.normalization,
+            "epsilon": self.epsilon,
+            "dropout": self.dropout,
+            "seed": self.seed,
+            **quantized_dtype(self),
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        layer = keras.saving.deserialize_keras_object(config["layer"])
+        return super().from_config({**config, "layer": layer})
+
+    def _drop(self, x, training):
+        return self.branch_dropout(x, training=training)
