@@ -1,4 +1,4 @@
-"""Transformer and Vision Transformer layers for Keras 3 on TensorFlow, JAX and torch."""
+"""Transformer and ViT layers for Keras 3 on TensorFlow, JAX and torch."""
 
 from keras_attn import encodings, masks, models
 from keras_attn.attention import MultiHeadAttention

@@ -12,7 +12,7 @@ from keras_attn import axes
 from keras_attn.checks import check_positive, check_rate
 from keras_attn.dot_product import dot_product_attention
 from keras_attn.masks import (
-    as_mask,
+    CarryMask,
     combine_masks,
     sliding_window_mask,
     window_sides,
@@ -92,7 +92,6 @@ class MultiHeadAttention(layers.Layer):
             divide, keys and values of different lengths, a mask of another shape.
 
     Example:
-
     >>> x = keras.random.normal((2, 10, 64))
     >>> tuple(MultiHeadAttention(num_heads=4)(x, use_causal_mask=True).shape)
     (2, 10, 64)
@@ -138,7 +137,7 @@ class MultiHeadAttention(layers.Layer):
         self.dropout = check_rate("dropout", dropout)
         self.use_bias = use_bias
         self.output_feature = _as_shape(output_shape)
-        self.attention_axes = _as_axes(attention_axes)
+        self.attention_axes = axes.as_axes(attention_axes)
         if sliding_window is not None:
             window_sides(sliding_window)
         self.sliding_window = sliding_window
@@ -170,7 +169,7 @@ class MultiHeadAttention(layers.Layer):
         key_dim = self.key_dim or self._derived_key_dim(query_shape)
         value_dim = self.value_dim or key_dim
         kv_heads = self.num_kv_heads or self.num_heads
-        self._axes = _normalized(self.attention_axes, len(query_shape))
+        self._axes = axes.normalized(self.attention_axes, len(query_shape))
         self._scale = key_dim**-0.5
 
         self.query = self._project("query", query_shape, (self.num_heads, key_dim))
@@ -193,7 +192,7 @@ class MultiHeadAttention(layers.Layer):
             dtype=self.dtype_policy,
             name="attention_dropout",
         )
-        self.output_mask = _OutputMask(dtype=self.dtype_policy, name="output_mask")
+        self.carry_mask = CarryMask(dtype=self.dtype_policy, name="carry_mask")
 
     def __call__(self, query, value=None, *args, **kwargs):
         # Keras reads the masks that ride on the arguments it is given: self-attention
@@ -244,7 +243,7 @@ class MultiHeadAttention(layers.Layer):
             output = output * self.gate(query)  # (batch, query, heads, value_dim)
         output = self.attention_output(output)  # (batch, query, dim)
         if query_mask is not None:
-            output = self.output_mask(output, mask=query_mask)
+            output = self.carry_mask(output, mask=query_mask)
         if return_attention_scores:
             return output, axes.unfold_scores(scores, *positions, self._axes)
         return output
@@ -264,7 +263,7 @@ class MultiHeadAttention(layers.Layer):
         output = keras.KerasTensor(shape, dtype=self.compute_dtype)
         if not return_attention_scores:
             return output
-        run = _normalized(self.attention_axes, len(query.shape))
+        run = axes.normalized(self.attention_axes, len(query.shape))
         others = axes.other_axes(len(query.shape) - 1, run)
         scores_shape = (
             *(query.shape[axis] for axis in others),
@@ -321,10 +320,10 @@ class MultiHeadAttention(layers.Layer):
         """Every mask that restricts this call, on `(batch, heads, query, key)`."""
         masks = []
         if query_mask is not None:
-            masks.append(_padding("query_mask", query_mask, query, self._axes))
+            masks.append(axes.fold_padding("query_mask", query_mask, query, self._axes))
         for name, mask in (("value_mask", value_mask), ("key_mask", key_mask)):
             if mask is not None:
-                mask = _padding(name, mask, key, self._axes)  # (batch, 1, key, 1)
+                mask = axes.fold_padding(name, mask, key, self._axes)
                 masks.append(ops.swapaxes(mask, 2, 3))  # (batch, 1, 1, key)
         if self.sliding_window is not None:
             lengths = (
@@ -332,11 +331,11 @@ class MultiHeadAttention(layers.Layer):
             )
             masks.append(sliding_window_mask(*lengths, window=self.sliding_window))
         if attention_mask is not None:
-            mask = as_mask(attention_mask, "attention_mask")
-            _check_attention_mask(
-                mask, query.shape, key.shape, self.num_heads, self._axes
+            masks.append(
+                axes.fold_attention_mask(
+                    attention_mask, query, key, self.num_heads, self._axes
+                )
             )
-            masks.append(axes.fold_mask(mask, *positions, self._axes))
         return combine_masks(*masks)
 
     def _active_dropout(self, training):
@@ -378,64 +377,6 @@ class MultiHeadAttention(layers.Layer):
         return query_shape[-1] // self.num_heads
 
 
-@register_keras_serializable(package="keras_attn")
-class _OutputMask(layers.Layer):
-    """Hands its input on with `mask` riding on it."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.supports_masking = True
-
-    def call(self, inputs, mask=None):
-        return inputs
-
-
-def _padding(name, mask, x, attention_axes):
-    """`(batch, length)` to `(batch, 1, length, 1)`."""
-    mask = as_mask(mask, name)
-    if not _fits(mask.shape, x.shape[:-1]) or len(mask.shape) != len(x.shape) - 1:
-        raise ValueError(
-            f"`{name}` must have the shape of its input without the features, "
-            f"{tuple(x.shape[:-1])}. Received: {name} of shape {tuple(mask.shape)}"
-        )
-    mask = ops.expand_dims(ops.expand_dims(mask, -1), -1)
-    return axes.fold(mask, attention_axes)
-
-
-def _check_attention_mask(mask, query_shape, key_shape, num_heads, attention_axes):
-    others = axes.other_axes(len(query_shape) - 1, attention_axes)
-    query = tuple(query_shape[axis] for axis in attention_axes)
-    key = tuple(key_shape[axis] for axis in attention_axes)
-    batch = tuple(query_shape[axis] for axis in others)
-    shape, patterns = tuple(mask.shape), 2 * len(attention_axes)
-    leading = shape[: len(shape) - patterns]
-    expected = (
-        (*batch, num_heads) if len(leading) > len(batch) else batch[: len(leading)]
-    )
-    fits = len(shape) >= patterns and len(leading) <= len(batch) + 1
-    if not fits or not _fits(shape, (*expected, *query, *key)):
-        raise ValueError(
-            "`attention_mask` must be `(query, key)`, `(batch, query, key)` or `(batch, "
-            f"heads, query, key)` with batch={batch}, heads={num_heads}, query={query}, "
-            f"key={key}. Received: attention_mask of shape {shape}"
-        )
-    if len(shape) == 2 and len(query_shape) == 3 and 1 < (shape[0] or 0) == batch[0]:
-        raise ValueError(
-            "`attention_mask` of shape (n, key) is ambiguous where the batch and the "
-            "query length are both n: pass `attention_mask[None]` for a `(query, key)` "
-            "pattern, `value_mask=` for a `(batch, key)` padding mask. Received: "
-            f"attention_mask of shape {shape}, query of shape {tuple(query_shape)}"
-        )
-
-
-def _fits(shape, expected):
-    """Whether `shape` broadcasts to `expected`, as far as both are known."""
-    return len(shape) == len(expected) and all(
-        size is None or full is None or size in (1, full)
-        for size, full in zip(shape, expected, strict=True)
-    )
-
-
 def _check_shapes(query_shape, value_shape, key_shape):
     if tuple(value_shape[1:-1]) != tuple(key_shape[1:-1]):
         raise ValueError(
@@ -461,29 +402,3 @@ def _as_shape(output_shape):
             "Invalid `output_shape`: expected a positive integer or a tuple of them. "
             f"Received: output_shape={output_shape}"
         ) from None
-
-
-def _as_axes(attention_axes):
-    if attention_axes is None:
-        return None
-    if isinstance(attention_axes, int):
-        return (attention_axes,)
-    if not isinstance(attention_axes, (list, tuple)):
-        raise ValueError(
-            "`attention_axes` must be an int, list, or tuple. "
-            f"Received: attention_axes={attention_axes}"
-        )
-    return tuple(attention_axes)
-
-
-def _normalized(attention_axes, rank):
-    """`attention_axes` counted from the front; all positions if `None`."""
-    if attention_axes is None:
-        return tuple(range(1, rank - 1))
-    normalized = tuple(axis + rank if axis < 0 else axis for axis in attention_axes)
-    if not all(1 <= axis < rank - 1 for axis in normalized):
-        raise ValueError(
-            f"`attention_axes` must lie between batch and features of a rank {rank} "
-            f"query. Received: attention_axes={attention_axes}"
-        )
-    return normalized

@@ -1,10 +1,13 @@
 """What encoder and decoder blocks share."""
 
+import zlib
+
 from keras import activations, initializers, layers
 
 from keras_attn.attention import MultiHeadAttention
+from keras_attn.checks import check_choice, check_positive, check_rate
 from keras_attn.feed_forward import FeedForward
-from keras_attn.residual import Residual
+from keras_attn.residual import NORM_PLACEMENTS, NORMALIZATIONS, Residual
 from keras_attn.serialization import quantized_dtype
 
 __all__ = ["Block"]
@@ -32,14 +35,18 @@ class Block(layers.Layer):
     ):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.num_heads = num_heads
-        self.intermediate_dim = intermediate_dim
-        self.key_dim = key_dim
-        self.dropout = dropout
-        self.attention_dropout = attention_dropout
+        self.num_heads = check_positive("num_heads", num_heads)
+        self.intermediate_dim = check_positive("intermediate_dim", intermediate_dim)
+        self.key_dim = check_positive("key_dim", key_dim, optional=True)
+        self.dropout = check_rate("dropout", dropout)
+        self.attention_dropout = check_rate("attention_dropout", attention_dropout)
         self.activation = activations.get(activation)
-        self.norm_placement = norm_placement
-        self.normalization = normalization
+        self.norm_placement = check_choice(
+            "norm_placement", norm_placement, NORM_PLACEMENTS
+        )
+        self.normalization = check_choice(
+            "normalization", normalization, NORMALIZATIONS
+        )
         self.epsilon = epsilon
         self.use_bias = use_bias
         self.kernel_initializer = initializers.get(kernel_initializer)
@@ -76,7 +83,7 @@ class Block(layers.Layer):
             use_bias=self.use_bias,
             kernel_initializer=self.kernel_initializer,
             bias_initializer=self.bias_initializer,
-            seed=self.seed,
+            seed=self._seed_of(name),
             dtype=self.dtype_policy,
             name=name,
         )
@@ -98,7 +105,11 @@ class Block(layers.Layer):
             normalization=self.normalization,
             epsilon=self.epsilon,
             dropout=self.dropout,
-            seed=self.seed,
+            seed=self._seed_of(name),
             dtype=self.dtype_policy,
             name=name,
         )
+
+    def _seed_of(self, name):
+        """Another seed for every part: with one for all they drop the same places."""
+        return None if self.seed is None else self.seed + zlib.crc32(name.encode())

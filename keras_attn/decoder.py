@@ -48,23 +48,18 @@ class DecoderBlock(Block):
             it was built without.
 
     Example:
-
     >>> block = DecoderBlock(num_heads=4, intermediate_dim=128)
-    >>> target, memory = keras.random.normal((2, 9, 64)), keras.random.normal((2, 7, 32))
+    >>> target = keras.random.normal((2, 9, 64))
+    >>> memory = keras.random.normal((2, 7, 32))
     >>> tuple(block(target, memory).shape)
     (2, 9, 64)
 
     Reference: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.1.
     """
 
-    def __init__(self, num_heads, intermediate_dim, **kwargs):
-        super().__init__(num_heads, intermediate_dim, **kwargs)
+    def build(self, inputs_shape, memory_shape=None):
         self.self_attention = self.make_attention("self_attention")
         self.self_attention_residual = self.make_residual("self_attention_residual")
-        self.feed_forward = self.make_feed_forward("feed_forward")
-        self.feed_forward_residual = self.make_residual("feed_forward_residual")
-
-    def build(self, inputs_shape, memory_shape=None):
         self.self_attention.build(inputs_shape, inputs_shape)
         self.self_attention_residual.build(inputs_shape)
         self.cross_attention = self.cross_attention_residual = None
@@ -75,6 +70,8 @@ class DecoderBlock(Block):
                 "cross_attention_residual"
             )
             self.cross_attention_residual.build(inputs_shape)
+        self.feed_forward = self.make_feed_forward("feed_forward")
+        self.feed_forward_residual = self.make_residual("feed_forward_residual")
         self.feed_forward.build(inputs_shape)
         self.feed_forward_residual.build(inputs_shape)
 

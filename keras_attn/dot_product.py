@@ -4,7 +4,7 @@ import keras
 from keras import ops
 from keras.backend import is_float_dtype, standardize_dtype
 
-from keras_attn.masks import as_mask, causal_mask, combine_masks
+from keras_attn.masks import causal_mask, combine_masks
 
 __all__ = ["dot_product_attention"]
 
@@ -164,7 +164,7 @@ def _check(query, key, value, bias):
     heads, kv_heads, value_heads = (shape[1] for shape in shapes)
     if kv_heads != value_heads or heads % kv_heads:
         raise ValueError(
-            "The heads of `query` must be a multiple of the heads of `key` and `value`. "
+            "The heads of `query` must be a multiple of those of `key` and `value`. "
             + received
         )
     if bias is not None and not is_float_dtype(standardize_dtype(bias.dtype)):

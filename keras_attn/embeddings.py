@@ -1,7 +1,9 @@
 """Token embeddings that are scaled and tied as in the paper."""
 
-from keras import initializers, layers, ops
+from keras import initializers, layers
 from keras.saving import register_keras_serializable
+
+from keras_attn.masks import CarryMask, padding_mask
 
 __all__ = ["TokenEmbedding"]
 
@@ -31,7 +33,6 @@ class TokenEmbedding(layers.ReversibleEmbedding):
         `(batch, length, output_dim)`, or `(batch, length, input_dim)` logits.
 
     Example:
-
     >>> embedding = TokenEmbedding(100, 64, mask_zero=True)
     >>> vectors = embedding(np.array([[5, 7, 0]]))
     >>> tuple(vectors.shape), tuple(embedding(vectors, reverse=True).shape)
@@ -44,18 +45,17 @@ class TokenEmbedding(layers.ReversibleEmbedding):
             initializers.RandomNormal(stddev=output_dim**-0.5),
         )
         super().__init__(input_dim, output_dim, **kwargs)
-        self.supports_masking = True
         self.scale = scale
+        self.carry_mask = CarryMask(dtype=self.dtype_policy, name="carry_mask")
 
     def call(self, inputs, reverse=False):
         outputs = super().call(inputs, reverse=reverse)
         if reverse or not self.scale:
             return outputs
-        return outputs * self.output_dim**0.5
-
-    def compute_mask(self, inputs, mask=None):
-        ids_come_in = len(inputs.shape) == 2
-        return ops.not_equal(inputs, 0) if self.mask_zero and ids_come_in else mask
+        outputs = outputs * self.output_dim**0.5
+        if self.mask_zero:
+            outputs = self.carry_mask(outputs, mask=padding_mask(inputs))
+        return outputs
 
     def get_config(self):
         return {**super().get_config(), "scale": self.scale}

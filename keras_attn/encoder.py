@@ -47,7 +47,6 @@ class EncoderBlock(Block):
         `(batch, length, dim)`.
 
     Example:
-
     >>> block = EncoderBlock(num_heads=4, intermediate_dim=128)
     >>> tuple(block(keras.random.normal((2, 10, 64))).shape)
     (2, 10, 64)
@@ -55,14 +54,11 @@ class EncoderBlock(Block):
     Reference: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.1.
     """
 
-    def __init__(self, num_heads, intermediate_dim, **kwargs):
-        super().__init__(num_heads, intermediate_dim, **kwargs)
+    def build(self, inputs_shape):
         self.attention = self.make_attention("attention")
         self.attention_residual = self.make_residual("attention_residual")
         self.feed_forward = self.make_feed_forward("feed_forward")
         self.feed_forward_residual = self.make_residual("feed_forward_residual")
-
-    def build(self, inputs_shape):
         self.attention.build(inputs_shape, inputs_shape)
         self.attention_residual.build(inputs_shape)
         self.feed_forward.build(inputs_shape)

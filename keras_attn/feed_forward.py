@@ -34,7 +34,6 @@ class FeedForward(layers.Layer):
         `(..., output_dim)`.
 
     Example:
-
     >>> tuple(FeedForward(128)(keras.random.normal((2, 10, 64))).shape)
     (2, 10, 64)
 

@@ -5,8 +5,9 @@ shares, `(batch, query, key)` for one that differs by row, `(batch, heads, query
 for one that differs by head, and `(batch, length)` for padding.
 """
 
-from keras import ops
+from keras import layers, ops
 from keras.backend import is_float_dtype, standardize_dtype
+from keras.saving import register_keras_serializable
 
 __all__ = [
     "causal_mask",
@@ -31,9 +32,10 @@ def causal_mask(query_length, key_length=None, offset=0):
         `(query, key)`, `True` where `key <= query + offset`.
 
     Example:
-
-    >>> causal_mask(3).tolist() if hasattr(causal_mask(3), "tolist") else None  # doctest: +SKIP
-    [[True, False, False], [True, True, False], [True, True, True]]
+    >>> keras.ops.convert_to_numpy(causal_mask(3)).astype(int)
+    array([[1, 0, 0],
+           [1, 1, 0],
+           [1, 1, 1]])
     """
     query, key = _positions(query_length, key_length, offset)
     return ops.less_equal(key, query)
@@ -165,6 +167,18 @@ def window_sides(window):
             f"`(left, right)` of integers >= 0. Received: sliding_window={window}"
         )
     return left, right
+
+
+@register_keras_serializable(package="keras_attn")
+class CarryMask(layers.Layer):
+    """Hands its input on with `mask` riding on it, by Keras' own mechanism."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def call(self, inputs, mask=None):
+        return inputs
 
 
 def _positions(query_length, key_length=None, offset=0):

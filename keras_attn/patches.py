@@ -41,12 +41,11 @@ class PatchEmbedding(layers.Layer):
         ValueError: an image smaller than a patch, or one that patches do not cover.
 
     Example:
-
-    >>> images = keras.random.normal((2, 32, 48, 3))
-    >>> tuple(PatchEmbedding(64, patch_size=16, data_format="channels_last")(images).shape)
+    >>> patches = PatchEmbedding(64, patch_size=16, data_format="channels_last")
+    >>> tuple(patches(keras.random.normal((2, 32, 48, 3))).shape)
     (2, 2, 3, 64)
 
-    Reference: [Dosovitskiy et al., 2021](https://arxiv.org/abs/2010.11929), section 3.1.
+    Reference: [Dosovitskiy et al., 2021](https://arxiv.org/abs/2010.11929), 3.1.
     """
 
     def __init__(
@@ -176,7 +175,6 @@ class PrefixTokens(layers.Layer):
         `rows * cols`, row by row.
 
     Example:
-
     >>> tuple(PrefixTokens()(keras.random.normal((2, 4, 6, 64))).shape)
     (2, 25, 64)
 

@@ -59,7 +59,6 @@ class SinusoidalPositionEncoding(layers.Layer):
         The shape of `inputs`.
 
     Example:
-
     >>> tuple(SinusoidalPositionEncoding()(keras.random.normal((2, 10, 64))).shape)
     (2, 10, 64)
 
@@ -98,7 +97,7 @@ class SinusoidalPositionEncoding(layers.Layer):
 
 @register_keras_serializable(package="keras_attn")
 class SinusoidalPositionEncoding2D(layers.Layer):
-    """Adds fixed sinusoids to a grid: its rows in half the features, its columns in half.
+    """Adds fixed sinusoids to a grid, half the features for its rows, half for columns.
 
     Args:
         max_wavelength: the base of the frequencies.
@@ -111,7 +110,6 @@ class SinusoidalPositionEncoding2D(layers.Layer):
         The shape of `inputs`.
 
     Example:
-
     >>> tuple(SinusoidalPositionEncoding2D()(keras.random.normal((2, 4, 6, 64))).shape)
     (2, 4, 6, 64)
 
@@ -179,7 +177,6 @@ class LearnedPositionEmbedding(layers.Layer):
             NaN at its token and nowhere else.
 
     Example:
-
     >>> tuple(LearnedPositionEmbedding(50)(keras.random.normal((2, 10, 64))).shape)
     (2, 10, 64)
     >>> grid = keras.random.normal((2, 14, 14, 64))

@@ -52,7 +52,6 @@ class Residual(layers.Layer):
         The shape of `inputs`.
 
     Example:
-
     >>> x = keras.random.normal((2, 10, 64))
     >>> tuple(Residual(FeedForward(128), norm_placement="pre")(x).shape)
     (2, 10, 64)
@@ -93,6 +92,11 @@ class Residual(layers.Layer):
             self.layer.build(inputs_shape)
 
     def call(self, inputs, branch=None, training=None):
+        if branch is None and self.layer is None:
+            raise ValueError(
+                "Residual needs a branch: `Residual(layer)`, or `branch=` at call. "
+                "Received: layer=None, branch=None"
+            )
         if branch is None:
             branch = functools.partial(self.layer, training=training)
         if self.norm_placement == "pre":

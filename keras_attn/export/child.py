@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import threading
-import zipfile
+import traceback
 
 
 def main(job_path):
@@ -23,10 +23,8 @@ def main(job_path):
     try:
         run(job, send)
     except Exception as error:
-        import traceback
-
         traceback.print_exc()
-        send(error=_explain(error, job), kind=type(error).__name__)
+        send(error=str(error)[:2000], kind=type(error).__name__)
         sys.exit(1)
     send(done=True)
 
@@ -39,7 +37,10 @@ def run(job, send):
     _write_saved_model(model, job)
     if job["format"] == "litert":
         send(stage="Converting")
-        content = _convert(job)
+        try:
+            content = _convert(job)
+        except Exception as error:
+            raise _explain(error, model) from error
         with open(job["target"], "wb") as file:
             file.write(content)
     else:
@@ -61,13 +62,15 @@ def _write_saved_model(model, job):
     """One `serving_default`, by names; and `serve`, with the model's own structure."""
     import keras
 
+    from keras_attn.export.signature import input_structure
+
     specs = {
         tensor["name"]: keras.InputSpec(
             shape=tensor["shape"], dtype=tensor["dtype"], name=tensor["name"]
         )
         for tensor in job["inputs"]
     }
-    structure = keras.tree.map_structure(lambda _: None, model.input)
+    structure = input_structure(model)
 
     def serve(inputs):
         return model(inputs, training=False)
@@ -115,54 +118,40 @@ def _run_saved_model(job):
         np.savez(case["outputs"], **{k: v.numpy() for k, v in outputs.items()})
 
 
-def _explain(error, job):
-    """The converter's error as ops and the layers they came from."""
+class NoBuiltin(Exception):
+    """Operations that TFLite does not have, each with the layer it came from."""
+
+
+def _explain(error, model):
+    """The converter's error as a `NoBuiltin`, where it is about operations."""
     found = {}
     for item in getattr(error, "errors", None) or ():
         op = item.operator.name.removeprefix("tf.")
         scope = next((c.name for c in item.location.call if "/" in c.name), "")
-        found[f"`{op}` of {_layer(scope, job)}"] = bool(op)
-    ops = [text for text, has_op in found.items() if has_op]
-    if not ops:
-        return str(error)[:2000] or repr(error)
-    return (
-        "These operations have no builtin in TFLite: " + ", ".join(ops) + ". "
-        "A device without Flex or custom kernels refuses such a file; write the layer "
-        "with other `keras.ops`, or leave it out of the exported model."
+        if op:
+            found[f"`{op}` of {_layer(scope, model)}"] = True
+    if not found:
+        return error
+    return NoBuiltin(
+        f"These operations have no builtin in TFLite: {', '.join(found)}. A device "
+        "without Flex or custom kernels refuses such a file: write the layer with "
+        "other `keras.ops`, or leave it out of the exported model."
     )
 
 
-def _layer(scope, job):
+def _layer(scope, model):
     """`functional_1/block_1/inner_1/Cholesky@f` as the layer `'block/inner'`."""
+    # No public way leads to the layers that a layer holds.
+    known = {layer.name for layer in model._flatten_layers()}
     parts = scope.split("@")[0].split("/")[:-1]
-    known = _known_names(job["model"])
-    names = [_known_name(part, known) for part in parts]
-    names = [name for name in names if name] or parts
-    inside = names[1:] or names  # the first is the model itself
+    inside = [_without_suffix(part, known) for part in parts][1:]  # [0]: the model
     return f"the layer {'/'.join(inside)!r}" if inside else "an unknown layer"
 
 
-def _known_name(part, known):
+def _without_suffix(part, known):
     """TensorFlow adds `_1` to a scope that it has seen before."""
     without = re.sub(r"_\d+$", "", part)
-    return part if part in known else without if without in known else part
-
-
-def _known_names(path):
-    with zipfile.ZipFile(path) as archive:
-        config = json.loads(archive.read("config.json"))
-    names = set()
-
-    def walk(item):
-        if isinstance(item, dict):
-            names.update(v for k, v in item.items() if k == "name" and type(v) is str)
-            item = list(item.values())
-        if isinstance(item, list):
-            for value in item:
-                walk(value)
-
-    walk(config)
-    return names
+    return without if part not in known and without in known else part
 
 
 def _open_report():

@@ -44,9 +44,8 @@ def _walk(config, owner, found, named):
             _walk(item, owner, found, named)
     if not isinstance(config, dict):
         return
-    inner = config.get("config")
-    if isinstance(inner, dict) and "class_name" in config and "name" in inner:
-        owner = inner["name"]
+    if "class_name" in config and "inbound_nodes" in config:
+        owner = config["name"]
     if config.get("class_name") == "__lambda__":
         raise ValueError(
             f"The layer {owner!r} holds a Python lambda, which cannot be loaded in "

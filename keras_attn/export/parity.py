@@ -4,7 +4,7 @@ import keras
 import numpy as np
 
 from keras_attn.export.errors import ExportError
-from keras_attn.export.signature import output_names
+from keras_attn.export.signature import input_structure, output_names
 
 # Sizes tried for the open axes, in turn over the axes of all inputs: two different
 # lengths first, then equal ones (some models need that), then what images need.
@@ -47,7 +47,8 @@ def reference_cases(model, tensors, inputs=None, seed=0):
 def forward(model, tensors, feeds):
     """The outputs of the live model by name, as numpy arrays."""
     flat = [feeds[tensor.name] for tensor in tensors]
-    outputs = model(keras.tree.pack_sequence_as(model.input, flat), training=False)
+    packed = keras.tree.pack_sequence_as(input_structure(model), flat)
+    outputs = model(packed, training=False)
     arrays = [_to_numpy(output) for output in keras.tree.flatten(outputs)]
     return dict(zip(output_names(model), arrays, strict=True))
 

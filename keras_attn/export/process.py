@@ -87,7 +87,7 @@ def _reason(last, code, messages):
     messages.seek(0)
     tail = messages.read().decode(errors="replace").strip().splitlines()[-15:]
     said = "\n".join(f"    {line}" for line in tail)
-    if "error" in last and last["kind"] == "ConverterError":
+    if "error" in last and last["kind"] == "NoBuiltin":
         return last["error"]
     if "error" in last:
         return f"The export process failed: {last['kind']}: {last['error']}\n{said}"

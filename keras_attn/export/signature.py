@@ -31,7 +31,7 @@ def input_tensors(model, batch=None, length=None):
             a tuple with one integer for each open axis, `{input name: either}`, or
             `None` for any.
     """
-    names = _names(model.input, [tensor.name for tensor in model.inputs])
+    names = _names(input_structure(model), [tensor.name for tensor in model.inputs])
     if isinstance(length, dict) and set(length) - set(names):
         raise ValueError(
             f"`length` must name inputs of the model, {names}. "
@@ -48,7 +48,14 @@ def output_names(model):
 
     The keys of a dictionary, or the names of the layers that make the outputs.
     """
-    return _names(model.output, model.output_names)
+    is_sequence = isinstance(model, keras.Sequential)
+    outputs = model.outputs[0] if is_sequence else model.output
+    return _names(outputs, model.output_names)
+
+
+def input_structure(model):
+    """What `model` takes: a tensor, or a list or dictionary of them."""
+    return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
 
 
 def check_model(model):

@@ -76,7 +76,6 @@ def Transformer(
         target_vocabulary_size)`, float32.
 
     Example:
-
     >>> model = Transformer(100, num_layers=1, dim=32, num_heads=2, intermediate_dim=64)
     >>> model.output_shape
     (None, None, 100)

@@ -69,7 +69,6 @@ def VisionTransformer(
         `(batch, num_classes)`.
 
     Example:
-
     >>> model = VisionTransformer(10, image_size=32, patch_size=8, num_layers=2)
     >>> model.output_shape
     (None, 10)
@@ -119,12 +118,13 @@ def VisionTransformer(
         )(x)
     if norm_placement == "pre":
         x = layers.LayerNormalization(epsilon=epsilon, name="norm")(x)
-    if pooling == "token":
-        x = x[:, 0]
-    else:
-        x = layers.GlobalAveragePooling1D(name="mean")(x)
+    mean = layers.GlobalAveragePooling1D(name="mean")
+    x = x[:, 0] if pooling == "token" else mean(x)
     if num_classes is not None:
         x = layers.Dense(
-            num_classes, kernel_initializer="zeros", dtype="float32", name="logits"
+            num_classes,
+            kernel_initializer=truncated_normal,
+            dtype="float32",
+            name="logits",
         )(x)
     return keras.Model(images, x, name=name)
