@@ -1,4 +1,4 @@
-"""Runs the Python snippets of README.md and docs/ as tests, a document at a time."""
+"""The snippets of README.md, docs/ and the docstrings are tests."""
 
 import contextlib
 import tempfile
@@ -26,6 +26,18 @@ pytest_collect_file = Sybil(
     setup=enter_scratch_folder,
     teardown=leave_scratch_folder,
 ).pytest()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def names_for_docstrings(doctest_namespace):
+    """What a reader of the docstrings has imported."""
+    import keras
+    import numpy as np
+
+    import keras_attn
+
+    public = {name: getattr(keras_attn, name) for name in keras_attn.__all__}
+    doctest_namespace.update(public, keras=keras, keras_attn=keras_attn, np=np)
 
 
 def pytest_collection_modifyitems(items):
