@@ -154,8 +154,8 @@ def _check_attention_mask(mask, query, key, num_heads, axes, others):
     if not _broadcasts(shape, (*leading, *rows, *columns)):
         raise ValueError(
             "`attention_mask` must be `(query, key)`, `(batch, query, key)` or `(batch, "
-            f"heads, query, key)` with batch={batch}, heads={num_heads}, query={rows}, "
-            f"key={columns}. Received: attention_mask of shape {shape}"
+            f"heads, query, key)`, batch={batch}, heads={num_heads}, "
+            f"query={rows}, key={columns}. Received: attention_mask of shape {shape}"
         )
     rows_or_batch = shape[0] or 0
     if len(query.shape) == 3 and len(shape) == 2 and 1 < rows_or_batch == batch[0]:

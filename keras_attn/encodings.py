@@ -85,11 +85,11 @@ def interpolation_matrix(source, target, method):
     Returns:
         `(target, source)`, float32; each row sums to 1.
     """
-    source = ops.cast(ops.convert_to_tensor(source), "float32")
+    last = float(source - 1)
     scale = source / ops.cast(ops.convert_to_tensor(target), "float32")
     centres = (ops.arange(0, target, dtype="float32") + 0.5) * scale - 0.5
     if method == "bilinear":
-        centres = ops.clip(centres, 0.0, source - 1.0)
+        centres = ops.clip(centres, 0.0, last)
         taps = (0, 1)
         kernel = _linear_kernel
     else:
@@ -101,7 +101,7 @@ def interpolation_matrix(source, target, method):
     for tap in taps:
         neighbour = start + tap
         weight = kernel(ops.abs(centres - neighbour))
-        neighbour = ops.clip(neighbour, 0.0, source - 1.0)
+        neighbour = ops.clip(neighbour, 0.0, last)
         hit = ops.cast(ops.equal(ops.expand_dims(neighbour, 1), points), "float32")
         matrix = matrix + hit * ops.expand_dims(weight, 1)
     return matrix

@@ -176,6 +176,7 @@ class CarryMask(layers.Layer):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.supports_masking = True
+        self.built = True  # it holds no weights
 
     def call(self, inputs, mask=None):
         return inputs

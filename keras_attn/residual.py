@@ -107,9 +107,14 @@ class Residual(layers.Layer):
         return inputs_shape
 
     def get_config(self):
+        layer = keras.saving.serialize_keras_object(self.layer)
+        if self.layer is not None:
+            # Built by itself it would get other paths than inside this layer, and the
+            # policies of quantized layers are kept by path.
+            layer.pop("build_config", None)
         return {
             **super().get_config(),
-            "layer": keras.saving.serialize_keras_object(self.layer),
+            "layer": layer,
             "norm_placement": self.norm_placement,
             "normalization": self.normalization,
             "epsilon": self.epsilon,

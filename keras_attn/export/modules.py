@@ -44,8 +44,9 @@ def _walk(config, owner, found, named):
             _walk(item, owner, found, named)
     if not isinstance(config, dict):
         return
-    if "class_name" in config and "inbound_nodes" in config:
-        owner = config["name"]
+    inner = config.get("config")
+    if "class_name" in config and isinstance(inner, dict):
+        owner = config.get("name") or inner.get("name") or owner
     if config.get("class_name") == "__lambda__":
         raise ValueError(
             f"The layer {owner!r} holds a Python lambda, which cannot be loaded in "
