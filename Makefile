@@ -49,7 +49,7 @@ format: $(VENV)/stamp-lint ## Format, and mend what the linter can mend
 	$(BIN)/ruff format .
 
 docs: $(VENV)/stamp-docs ## Build the site into site/, warnings are errors
-	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
+	PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=true mkdocs build --strict
 
 install: $(VENV)/stamp-test ## Install all three backends and the tests' needs into .venv
 
