@@ -222,14 +222,13 @@ class MultiHeadAttention(layers.Layer):
                 "enabled. Please disable flash attention to access attention scores."
             )
         positions = ops.shape(query)[:-1], ops.shape(key)[:-1]
-        mask = self._mask(
-            query, key, positions, query_mask, value_mask, key_mask, attention_mask
-        )
+        mask = self._mask(query, key, value_mask, key_mask, attention_mask)
         result = dot_product_attention(
             axes.fold(self.query(query), self._axes),  # (batch, heads, query, key_dim)
             axes.fold(self.key(key), self._axes),  # (batch, kv_heads, key, key_dim)
             axes.fold(self.value(value), self._axes),
             mask=mask,
+            query_mask=self._fold_padding("query_mask", query_mask, query),
             bias=bias,
             is_causal=use_causal_mask,
             scale=self._scale,
@@ -314,20 +313,17 @@ class MultiHeadAttention(layers.Layer):
             **quantized_dtype(self),
         }
 
-    def _mask(
-        self, query, key, positions, query_mask, value_mask, key_mask, attention_mask
-    ):
-        """Every mask that restricts this call, on `(batch, heads, query, key)`."""
+    def _mask(self, query, key, value_mask, key_mask, attention_mask):
+        """Every mask that hides keys, together on `(batch, heads, query, key)`."""
         masks = []
-        if query_mask is not None:
-            masks.append(axes.fold_padding("query_mask", query_mask, query, self._axes))
         for name, mask in (("value_mask", value_mask), ("key_mask", key_mask)):
+            mask = self._fold_padding(name, mask, key)
             if mask is not None:
-                mask = axes.fold_padding(name, mask, key, self._axes)
-                masks.append(ops.swapaxes(mask, 2, 3))  # (batch, 1, 1, key)
+                masks.append(ops.expand_dims(mask, 1))  # (batch, 1, key)
         if self.sliding_window is not None:
             lengths = (
-                math.prod(sizes[axis] for axis in self._axes) for sizes in positions
+                math.prod(ops.shape(x)[axis] for axis in self._axes)
+                for x in (query, key)
             )
             masks.append(sliding_window_mask(*lengths, window=self.sliding_window))
         if attention_mask is not None:
@@ -337,6 +333,9 @@ class MultiHeadAttention(layers.Layer):
                 )
             )
         return combine_masks(*masks)
+
+    def _fold_padding(self, name, mask, x):
+        return None if mask is None else axes.fold_padding(name, mask, x, self._axes)
 
     def _active_dropout(self, training):
         if self.dropout and training:

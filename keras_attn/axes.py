@@ -70,7 +70,7 @@ def unfold_scores(scores, query_positions, key_positions, axes):
 
 
 def fold_padding(name, mask, x, axes):
-    """A mask on the positions of `x` to `(batch * others, 1, length, 1)`.
+    """A mask on the positions of `x` to `(batch * others, length)`.
 
     Raises:
         TypeError: a float mask.
@@ -82,7 +82,10 @@ def fold_padding(name, mask, x, axes):
             f"`{name}` must have the shape of its input without the features, "
             f"{tuple(x.shape[:-1])}. Received: {name} of shape {tuple(mask.shape)}"
         )
-    return fold(ops.expand_dims(ops.expand_dims(mask, -1), -1), axes)
+    if len(mask.shape) == 2:
+        return mask
+    mask = fold(ops.expand_dims(ops.expand_dims(mask, -1), -1), axes)
+    return ops.squeeze(mask, (1, 3))  # (batch * others, 1, length, 1) without the 1s
 
 
 def fold_attention_mask(mask, query, key, num_heads, axes):
@@ -153,8 +156,8 @@ def _check_attention_mask(mask, query, key, num_heads, axes, others):
         leading = batch[: max(len(shape) - scores, 0)]
     if not _broadcasts(shape, (*leading, *rows, *columns)):
         raise ValueError(
-            "`attention_mask` must be `(query, key)`, `(batch, query, key)` or `(batch, "
-            f"heads, query, key)`, batch={batch}, heads={num_heads}, "
+            "`attention_mask` must be `(query, key)`, `(batch, query, key)` or "
+            f"`(batch, heads, query, key)`, batch={batch}, heads={num_heads}, "
             f"query={rows}, key={columns}. Received: attention_mask of shape {shape}"
         )
     rows_or_batch = shape[0] or 0

@@ -4,7 +4,7 @@ import keras
 from keras import ops
 from keras.backend import is_float_dtype, standardize_dtype
 
-from keras_attn.masks import causal_mask, combine_masks
+from keras_attn.masks import as_mask, causal_mask, combine_masks
 
 __all__ = ["dot_product_attention"]
 
@@ -17,6 +17,7 @@ def dot_product_attention(
     value,
     *,
     mask=None,
+    query_mask=None,
     bias=None,
     is_causal=False,
     scale=None,
@@ -44,6 +45,8 @@ def dot_product_attention(
         value: `(batch, kv_heads, key, value_dim)`.
         mask: boolean, `True` where a key may be seen; `(query, key)`,
             `(batch, query, key)` or `(batch, heads, query, key)`.
+        query_mask: boolean, `(batch, query)`; a query that is `False` gives 0, like one
+            that may see no key, without a mask of the size of the scores.
         bias: float, added to the scaled scores; broadcasts (from the right) to
             `(batch, heads, query, key)`.
         is_causal: query `i` sees the keys `0 .. i`.
@@ -75,7 +78,7 @@ def dot_product_attention(
         output = _fused(
             query, key, value, mask, bias, is_causal, scale, flash_attention
         )
-        return _hide_blind_rows(output, mask)
+        return _hide_blind_rows(output, mask, query_mask)
 
     if is_causal:
         lengths = ops.shape(query)[2], ops.shape(key)[2]
@@ -83,9 +86,9 @@ def dot_product_attention(
     weights = _weights(query, key, mask, bias, scale, logit_soft_cap)
     weights = ops.cast(weights, value.dtype)
     if return_scores:
-        weights = _hide_blind_rows(weights, mask)
+        weights = _hide_blind_rows(weights, mask, query_mask)
     dropped = weights if dropout is None else dropout(weights)
-    output = _hide_blind_rows(_per_group(dropped, value), mask)
+    output = _hide_blind_rows(_per_group(dropped, value), mask, query_mask)
     return (output, weights) if return_scores else output
 
 
@@ -145,12 +148,14 @@ def _fused(query, key, value, mask, bias, is_causal, scale, flash_attention):
     return ops.swapaxes(output, 1, 2)
 
 
-def _hide_blind_rows(x, mask):
-    """0 in every row `(batch, heads, query, :)` whose mask shows it no key."""
-    if mask is None:
-        return x
-    sees_something = ops.any(mask, axis=-1, keepdims=True)
-    return ops.where(sees_something, x, ops.zeros_like(x))
+def _hide_blind_rows(x, mask, query_mask):
+    """0 in every row `(batch, heads, query, :)` that may see no key."""
+    if mask is not None:
+        x = ops.where(ops.any(mask, axis=-1, keepdims=True), x, ops.zeros_like(x))
+    if query_mask is not None:
+        rows = ops.expand_dims(ops.expand_dims(as_mask(query_mask), 1), -1)
+        x = ops.where(rows, x, ops.zeros_like(x))  # (batch, 1, query, 1)
+    return x
 
 
 def _check(query, key, value, bias):
