@@ -64,7 +64,8 @@ def dot_product_attention(
 
     Raises:
         TypeError: a float mask or a boolean bias.
-        ValueError: a rank other than 4, or head counts that do not divide.
+        ValueError: a rank other than 4, head counts that do not divide, or
+            `flash_attention=True` with what only the explicit path can do.
 
     Reference: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.
     """
@@ -73,8 +74,14 @@ def dot_product_attention(
     mask = combine_masks(mask)
     if mask is not None and len(mask.shape) == 3:
         mask = ops.expand_dims(mask, 1)  # (batch, 1, query, key)
-    fused = dropout is None and logit_soft_cap is None and not return_scores
-    if fused and (flash_attention or keras.backend.backend() == "torch"):
+    explicit = return_scores or dropout is not None or logit_soft_cap is not None
+    if flash_attention and explicit:
+        raise ValueError(
+            "A flash kernel gives no scores and takes no dropout and no soft cap. "
+            f"Received: flash_attention=True, return_scores={return_scores}, "
+            f"dropout={dropout}, logit_soft_cap={logit_soft_cap}"
+        )
+    if not explicit and (flash_attention or keras.backend.backend() == "torch"):
         output = _fused(
             query, key, value, mask, bias, is_causal, scale, flash_attention
         )
