@@ -272,6 +272,8 @@ class MultiHeadAttention(layers.Layer):
         )
         return output, keras.KerasTensor(scores_shape, dtype=self.compute_dtype)
 
+    # Keras' names of the projections, under which its weight files keep them too.
+
     @property
     def query_dense(self):
         return self.query
@@ -287,6 +289,10 @@ class MultiHeadAttention(layers.Layer):
     @property
     def output_dense(self):
         return self.attention_output
+
+    @property
+    def _gate_dense(self):
+        return self.gate
 
     def get_config(self):
         return {
