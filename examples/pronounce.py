@@ -209,17 +209,20 @@ def build_model(recipe):
     )
 
 
-def compile_model(model, recipe, num_steps):
-    """Adam whose rate rises for a tenth of the steps, then falls to 0 on a cosine."""
+def rate_schedule(recipe, num_steps):
+    """Rises for a tenth of the steps, then falls to 0 on a cosine."""
     warmup_steps = num_steps // 10
-    rate = keras.optimizers.schedules.CosineDecay(
+    return keras.optimizers.schedules.CosineDecay(
         0.0,
         num_steps - warmup_steps,
         warmup_target=recipe.learning_rate,
         warmup_steps=warmup_steps,
     )
+
+
+def compile_model(model, recipe, learning_rate):
     model.compile(
-        keras.optimizers.Adam(rate, beta_2=0.98, epsilon=1e-9),
+        keras.optimizers.Adam(learning_rate, beta_2=0.98, epsilon=1e-9),
         loss=MaskedSparseCategoricalCrossentropy(recipe.label_smoothing),
         metrics=[MaskedAccuracy(name="accuracy")],
     )
@@ -232,7 +235,7 @@ def train(model, recipe, dictionary, parts):
     shape = recipe.lengths, recipe.batch_size
     batches = Batches(words, dictionary, *shape)
     validation = Batches(checks, dictionary, *shape)
-    compile_model(model, recipe, recipe.epochs * len(batches))
+    compile_model(model, recipe, rate_schedule(recipe, recipe.epochs * len(batches)))
     fit = model.fit(batches, epochs=recipe.epochs, validation_data=validation)
     return fit.history
 
@@ -305,14 +308,18 @@ def error_rates(spoken, dictionary):
     return 100 * edits / phones, 100 * wrong / len(spoken)
 
 
-def print_table(spoken, dictionary):
+def print_table(spoken, dictionary, trained):
     """A row a word: what the model says, what the dictionary lists."""
-    print(f"\n{'word':<16} {'':5} {'the model says':<34} the dictionary lists")
+    trained = set(trained)
+    print(f"\n{'word':<16} {'':7}{'the model says':<34} the dictionary lists")
     for word, said in spoken.items():
         listed = dictionary.get(word, [])
         mark = "right" if said in listed else "wrong" if listed else "new"
+        mark += "*" if word in trained else ""
         references = " | ".join(" ".join(phones) for phones in listed) or "-"
-        print(f"{word:<16} {mark:5} {' '.join(said):<34} {references}")
+        print(f"{word:<16} {mark:7}{' '.join(said):<34} {references}")
+    if trained & spoken.keys():
+        print("* a word of the training set")
 
 
 def main(argv=None):
@@ -345,7 +352,9 @@ def main(argv=None):
     print(f"Pronouncing {len(tested)} words that were held out:")
     spoken = pronounce(model, tested, recipe.lengths)
     rows = take(tested, 15) + arguments.words
-    print_table(pronounce(model, rows, recipe.lengths, verbose=0), dictionary)
+    print_table(
+        pronounce(model, rows, recipe.lengths, verbose=0), dictionary, parts["train"]
+    )
     per, wer = error_rates(spoken, dictionary)
     print(f"\nPER {per:.1f} %   WER {wer:.1f} %   on {len(tested)} held-out words")
     return per, wer
