@@ -194,6 +194,7 @@ class _Export:
             inputs=tuple(self.inputs),
             outputs=self._output_tensors(),
             max_difference=difference,
+            largest_output=parity.largest_output(self.cases),
             cases=len(self.cases),
             seconds=time.monotonic() - self.started,
             **found,

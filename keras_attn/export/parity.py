@@ -90,6 +90,16 @@ def max_difference(cases, run, tolerance):
     return worst
 
 
+def largest_output(cases):
+    """The largest finite output of the model over all cases."""
+    return max(_largest(value) for _, outputs in cases for value in outputs.values())
+
+
+def _largest(array):
+    finite = np.abs(array[np.isfinite(array)].astype("float64"))
+    return float(finite.max(initial=0.0))
+
+
 def _difference(expected, got, tolerance, where):
     if expected.shape != got.shape:
         raise ExportError(
@@ -103,8 +113,7 @@ def _difference(expected, got, tolerance, where):
     difference = np.zeros_like(expected)
     np.subtract(expected, got, where=~equal, out=difference)
     largest = float(np.abs(difference).max(initial=0.0))
-    finite = np.abs(expected[np.isfinite(expected)])
-    bound = tolerance * max(1.0, float(finite.max(initial=0.0)))
+    bound = tolerance * max(1.0, _largest(expected))
     if not largest <= bound:
         raise ExportError(
             f"{where} differs by {largest:.3g} between the model and the file. "

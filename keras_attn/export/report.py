@@ -15,6 +15,7 @@ class ExportReport:
         inputs: the inputs of its signature, `Tensor(name, shape, dtype)`.
         outputs: the same for its outputs.
         max_difference: the largest difference from the live model that was seen.
+        largest_output: the largest output there, to weigh the difference by.
         cases: on how many inputs it was compared.
         ops: `{op name: how often}`; empty for a SavedModel.
         quantization: as asked for.
@@ -26,6 +27,7 @@ class ExportReport:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     max_difference: float
+    largest_output: float
     cases: int
     ops: dict[str, int] = dataclasses.field(default_factory=dict)
     quantization: str | None = None
@@ -42,8 +44,8 @@ class ExportReport:
         rows.append(
             (
                 "parity",
-                f"at most {self.max_difference:.2g} from the model's own outputs "
-                f"({self.cases} inputs compared)",
+                f"at most {self.max_difference:.2g} from the model's own outputs, "
+                f"which reach {self.largest_output:.2g} ({self.cases} inputs compared)",
             )
         )
         rows.append(("time", f"{self.seconds:.1f} s"))

@@ -131,6 +131,7 @@ class TestTextEncoder:
         assert report.inputs == (Tensor("tokens", (None, None), "int32"),)
         assert {tensor.name for tensor in report.outputs} == {"states", "pooled"}
         assert report.max_difference < 1e-5
+        assert report.largest_output > 0.1
         assert report.cases == 3
         assert report.ops["BATCH_MATMUL"] == 2
         assert not any("CUSTOM" in name for name in report.ops)
