@@ -100,6 +100,7 @@ def multi_head_attention(
     if attention_axes is None:
         attention_axes = tuple(range(1, rank - 1))
     run = tuple(axis % rank for axis in attention_axes)
+    order = [sorted(run).index(axis) for axis in run]
     others = tuple(axis for axis in range(rank - 1) if axis not in run)
     heads = weights["query/kernel"].shape[1]
     out_shape = weights["attention_output/kernel"].shape[2:]
@@ -116,7 +117,8 @@ def multi_head_attention(
         index = [slice(None)] * (x.ndim - 1)
         for axis, at in zip(others, where, strict=True):
             index[axis] = at
-        return x[tuple(index)].reshape(-1, x.shape[-1]), tuple(index)
+        x = x[tuple(index)].transpose(*order, len(order))
+        return x.reshape(-1, x.shape[-1]), tuple(index)
 
     def project(name, x):
         """`(length, width)` to `(heads, length, size)`."""
@@ -147,7 +149,9 @@ def multi_head_attention(
                     attended[h, i], weights["attention_output/kernel"][h], 1
                 )
             result[i] += weights.get("attention_output/bias", 0.0)
-        output[index] = result.reshape(*query_sizes, *out_shape)
+        result = result.reshape(*query_sizes, -1)
+        result = result.transpose(*np.argsort(order), len(order))
+        output[index] = result.reshape(*result.shape[:-1], *out_shape)
         scores[where] = shares[0].reshape(heads, *query_sizes, *key_sizes)
     return output, scores
 
