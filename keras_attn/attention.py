@@ -194,11 +194,24 @@ class MultiHeadAttention(layers.Layer):
         )
         self.carry_mask = CarryMask(dtype=self.dtype_policy, name="carry_mask")
 
-    def __call__(self, query, value=None, *args, **kwargs):
+    def __call__(
+        self,
+        query,
+        value=None,
+        key=None,
+        query_mask=None,
+        value_mask=None,
+        *args,
+        **kwargs,
+    ):
         # Keras reads the masks that ride on the arguments it is given: self-attention
-        # gives it the query in both places.
-        value = query if value is None else value
-        return super().__call__(query, value, *args, **kwargs)
+        # gives it the query, and the query's mask, in both places.
+        if value is None:
+            value = query
+            value_mask = query_mask if value_mask is None else value_mask
+        return super().__call__(
+            query, value, key, query_mask, value_mask, *args, **kwargs
+        )
 
     def call(
         self,
@@ -214,7 +227,9 @@ class MultiHeadAttention(layers.Layer):
         use_causal_mask=False,
         bias=None,
     ):
-        value = query if value is None else value
+        if value is None:  # `call` itself was called: see `__call__`
+            value = query
+            value_mask = query_mask if value_mask is None else value_mask
         key = value if key is None else key
         if self._use_flash and return_attention_scores:
             raise ValueError(

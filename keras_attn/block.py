@@ -5,7 +5,7 @@ import zlib
 from keras import activations, initializers, layers
 
 from keras_attn.attention import MultiHeadAttention
-from keras_attn.checks import check_choice, check_positive, check_rate
+from keras_attn.checks import check_choice, check_greater, check_positive, check_rate
 from keras_attn.feed_forward import FeedForward
 from keras_attn.residual import NORM_PLACEMENTS, NORMALIZATIONS, Residual
 from keras_attn.serialization import quantized_dtype
@@ -47,7 +47,7 @@ class Block(layers.Layer):
         self.normalization = check_choice(
             "normalization", normalization, NORMALIZATIONS
         )
-        self.epsilon = epsilon
+        self.epsilon = check_greater("epsilon", epsilon, 0)
         self.use_bias = use_bias
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.bias_initializer = initializers.get(bias_initializer)
@@ -112,4 +112,6 @@ class Block(layers.Layer):
 
     def _seed_of(self, name):
         """Another seed for every part: with one for all they drop the same places."""
-        return None if self.seed is None else self.seed + zlib.crc32(name.encode())
+        if self.seed is None:
+            return None
+        return (self.seed + zlib.crc32(name.encode())) % 2**31

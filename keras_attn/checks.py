@@ -1,8 +1,9 @@
 """Argument checks whose errors name both sides."""
 
+import math
 import numbers
 
-__all__ = ["check_choice", "check_positive", "check_rate"]
+__all__ = ["check_choice", "check_greater", "check_positive", "check_rate"]
 
 
 def check_positive(name, value, optional=False):
@@ -16,6 +17,17 @@ def check_positive(name, value, optional=False):
             f"{' or `None`' if optional else ''}. Received: {name}={value!r}"
         )
     return int(value)
+
+
+def check_greater(name, value, bound):
+    """`value`, a number greater than `bound`."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not bound < value < math.inf:
+        raise ValueError(
+            f"Invalid value for argument `{name}`: expected a number greater than "
+            f"{bound}. Received: {name}={value!r}"
+        )
+    return value
 
 
 def check_rate(name, value):

@@ -81,22 +81,24 @@ def dot_product_attention(
             f"Received: flash_attention=True, return_scores={return_scores}, "
             f"dropout={dropout}, logit_soft_cap={logit_soft_cap}"
         )
-    if not explicit and (flash_attention or keras.backend.backend() == "torch"):
+    fused = not explicit and (flash_attention or keras.backend.backend() == "torch")
+    has_blind_rows = mask is not None  # a causal mask alone always shows a query itself
+    if is_causal and not (fused and mask is None and bias is None):
+        lengths = ops.shape(query)[2], ops.shape(key)[2]
+        mask, is_causal = combine_masks(mask, causal_mask(*lengths)), False
+
+    if fused:
         output = _fused(
             query, key, value, mask, bias, is_causal, scale, flash_attention
         )
-        return _hide_blind_rows(output, mask, query_mask)
+    else:
+        weights = _weights(query, key, mask, bias, scale, logit_soft_cap)
+        weights = ops.cast(weights, value.dtype)
+        output = _per_group(weights if dropout is None else dropout(weights), value)
 
-    if is_causal:
-        lengths = ops.shape(query)[2], ops.shape(key)[2]
-        mask = combine_masks(mask, causal_mask(*lengths))
-    weights = _weights(query, key, mask, bias, scale, logit_soft_cap)
-    weights = ops.cast(weights, value.dtype)
-    if return_scores:
-        weights = _hide_blind_rows(weights, mask, query_mask)
-    dropped = weights if dropout is None else dropout(weights)
-    output = _hide_blind_rows(_per_group(dropped, value), mask, query_mask)
-    return (output, weights) if return_scores else output
+    hidden = (mask if has_blind_rows else None), query_mask
+    output = _hide_blind_rows(output, *hidden)
+    return (output, _hide_blind_rows(weights, *hidden)) if return_scores else output
 
 
 def _weights(query, key, mask, bias, scale, logit_soft_cap):
@@ -109,6 +111,8 @@ def _weights(query, key, mask, bias, scale, logit_soft_cap):
         scores = scores + ops.cast(bias, "float32")
     if mask is not None:
         scores = ops.where(mask, scores, MASKED_SCORE)
+    if scores.shape[-1] == 1:
+        return ops.ones_like(scores)  # and Keras warns of a softmax over one
     return ops.softmax(scores, axis=-1)
 
 
@@ -128,9 +132,6 @@ def _per_group(left, right):
 def _fused(query, key, value, mask, bias, is_causal, scale, flash_attention):
     """The backend's kernel; it takes a mask or a bias, so both become one bias."""
     if bias is not None:
-        if is_causal:
-            lengths = ops.shape(query)[2], ops.shape(key)[2]
-            mask, is_causal = combine_masks(mask, causal_mask(*lengths)), False
         # The lowest float16 is -65504: a bias of that kind must not become -inf.
         masked = -3e4 if standardize_dtype(query.dtype) == "float16" else MASKED_SCORE
         if mask is not None:

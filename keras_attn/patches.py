@@ -23,7 +23,7 @@ class PatchEmbedding(layers.Layer):
         strides: distance between patches, an int or `(rows, cols)`, in pixels. Defaults
             to `patch_size`: patches that do not overlap.
         padding: `"valid"` demands that the patches cover the image exactly; `"same"`
-            pads it with zeros on the right and below until they do.
+            pads it with zeros on all sides until they do, as `keras.layers.Conv2D`.
         use_bias: whether the projection has a bias.
         data_format: `"channels_last"` or `"channels_first"`, of the images; the grid is
             always channels last. Defaults to `keras.config.image_data_format()`.
@@ -38,7 +38,9 @@ class PatchEmbedding(layers.Layer):
         `(batch, rows, cols, dim)`.
 
     Raises:
-        ValueError: an image smaller than a patch, or one that patches do not cover.
+        ValueError: an image smaller than a patch, or one that patches do not cover. (In
+            a TensorFlow graph that leaves the image's sides open nobody can look: there
+            the rest on the right and below is left out.)
 
     Example:
     >>> patches = PatchEmbedding(64, patch_size=16, data_format="channels_last")

@@ -4,7 +4,7 @@ import keras
 from keras import initializers, layers, ops
 from keras.saving import register_keras_serializable
 
-from keras_attn.checks import check_choice, check_positive
+from keras_attn.checks import check_choice, check_greater, check_positive
 from keras_attn.encodings import (
     LAYOUTS,
     interpolation_matrix,
@@ -68,7 +68,7 @@ class SinusoidalPositionEncoding(layers.Layer):
     def __init__(self, max_wavelength=10_000, layout="interleaved", **kwargs):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.max_wavelength = max_wavelength
+        self.max_wavelength = check_greater("max_wavelength", max_wavelength, 1)
         self.layout = check_choice("layout", layout, LAYOUTS)
 
     def build(self, inputs_shape):
@@ -118,7 +118,7 @@ class SinusoidalPositionEncoding2D(layers.Layer):
 
     def __init__(self, max_wavelength=10_000, layout="interleaved", **kwargs):
         super().__init__(**kwargs)
-        self.max_wavelength = max_wavelength
+        self.max_wavelength = check_greater("max_wavelength", max_wavelength, 1)
         self.layout = check_choice("layout", layout, LAYOUTS)
 
     def build(self, inputs_shape):

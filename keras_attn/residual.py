@@ -6,7 +6,7 @@ import keras
 from keras import layers
 from keras.saving import register_keras_serializable
 
-from keras_attn.checks import check_choice, check_rate
+from keras_attn.checks import check_choice, check_greater, check_rate
 from keras_attn.serialization import quantized_dtype
 
 __all__ = ["Residual"]
@@ -76,7 +76,7 @@ class Residual(layers.Layer):
             "norm_placement", norm_placement, NORM_PLACEMENTS
         )
         self.normalization = normalization
-        self.epsilon = epsilon
+        self.epsilon = check_greater("epsilon", epsilon, 0)
         self.dropout = check_rate("dropout", dropout)
         self.seed = seed
         self.norm = make_norm(
@@ -88,8 +88,17 @@ class Residual(layers.Layer):
 
     def build(self, inputs_shape):
         self.norm.build(inputs_shape)
-        if self.layer is not None and not self.layer.built:
+        if self.layer is None:
+            return
+        if not self.layer.built:
             self.layer.build(inputs_shape)
+        branch_shape = tuple(self.layer.compute_output_shape(inputs_shape))
+        if branch_shape != tuple(inputs_shape):
+            raise ValueError(
+                "The branch of a residual connection must keep the shape of its input, "
+                f"{tuple(inputs_shape)}. Received: {self.layer.name!r}, which gives "
+                f"{branch_shape}"
+            )
 
     def call(self, inputs, branch=None, training=None):
         if branch is None and self.layer is None:
