@@ -194,24 +194,14 @@ class MultiHeadAttention(layers.Layer):
         )
         self.carry_mask = CarryMask(dtype=self.dtype_policy, name="carry_mask")
 
-    def __call__(
-        self,
-        query,
-        value=None,
-        key=None,
-        query_mask=None,
-        value_mask=None,
-        *args,
-        **kwargs,
-    ):
+    def __call__(self, query, value=None, *args, **kwargs):
         # Keras reads the masks that ride on the arguments it is given: self-attention
         # gives it the query, and the query's mask, in both places.
         if value is None:
             value = query
-            value_mask = query_mask if value_mask is None else value_mask
-        return super().__call__(
-            query, value, key, query_mask, value_mask, *args, **kwargs
-        )
+            if kwargs.get("value_mask") is None:
+                kwargs["value_mask"] = kwargs.get("query_mask")
+        return super().__call__(query, value, *args, **kwargs)
 
     def call(
         self,

@@ -78,6 +78,7 @@ class TokenEmbedding(layers.Layer):
             dtype=self.dtype_policy,
             name="embedding",
         )
+        self.embedding.supports_masking = True  # else it warns of the vectors' mask
         self.carry_mask = CarryMask(dtype=self.dtype_policy, name="carry_mask")
 
     def build(self, inputs_shape):
