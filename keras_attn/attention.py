@@ -140,6 +140,8 @@ class MultiHeadAttention(layers.Layer):
         self.attention_axes = axes.as_axes(attention_axes)
         if sliding_window is not None:
             window_sides(sliding_window)
+        if isinstance(sliding_window, list):  # from a config
+            sliding_window = tuple(sliding_window)
         self.sliding_window = sliding_window
         self.flash_attention = flash_attention
         self.kernel_initializer = initializers.get(kernel_initializer)

@@ -112,7 +112,7 @@ def _weights(query, key, mask, bias, scale, logit_soft_cap):
     if mask is not None:
         scores = ops.where(mask, scores, MASKED_SCORE)
     if scores.shape[-1] == 1:
-        return ops.ones_like(scores)  # and Keras warns of a softmax over one
+        return ops.exp(scores - scores)  # 1; Keras warns of a softmax over one key
     return ops.softmax(scores, axis=-1)
 
 

@@ -1,5 +1,7 @@
 """Published sizes, and the one rule by which a builder reads them."""
 
+from keras_attn.checks import check_positive, check_rate
+
 __all__ = ["resolve"]
 
 
@@ -25,4 +27,7 @@ def resolve(size, sizes, **given):
         raise ValueError(
             f"Without a `size` every setting must be given. Missing: {missing}"
         )
+    for name, value in settings.items():
+        check = check_rate if name == "dropout" else check_positive
+        settings[name] = check(name, value)
     return settings

@@ -3,6 +3,7 @@
 import keras
 from keras import layers
 
+from keras_attn.checks import check_positive
 from keras_attn.decoder import DecoderBlock
 from keras_attn.embeddings import TokenEmbedding
 from keras_attn.encoder import EncoderBlock
@@ -90,6 +91,9 @@ def Transformer(
         num_heads=num_heads,
         intermediate_dim=intermediate_dim,
         dropout=dropout,
+    )
+    num_decoder_layers = check_positive(
+        "num_decoder_layers", num_decoder_layers, optional=True
     )
     one_vocabulary = target_vocabulary_size in (None, source_vocabulary_size)
     target_vocabulary_size = target_vocabulary_size or source_vocabulary_size
