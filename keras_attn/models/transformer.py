@@ -152,5 +152,6 @@ def Transformer(
         x = DecoderBlock(**block, name=f"decoder_{index}")(x, memory)
     if norm_placement == "pre":
         x = layers.LayerNormalization(epsilon=epsilon, name="decoder_norm")(x)
-    logits = target_embedding(x, reverse=True)
+    x = target_embedding(x, reverse=True)
+    logits = layers.Identity(dtype="float32", name="logits")(x)
     return keras.Model({"source": source, "target": target}, logits, name=name)

@@ -178,7 +178,7 @@ class TestEncoderDecoder:
             for n in (3, 6):
                 source = tf.constant(np.arange(2 * n).reshape(2, n) + 1, "int32")
                 target = tf.constant(np.arange(n - 1)[None].repeat(2, 0), "int32")
-                named = signature(source=source, target=target)["target_embedding"]
+                named = signature(source=source, target=target)["logits"]
                 same = loaded.serve({"source": source, "target": target})
                 assert np.array_equal(named, same)
                 out.append(named.numpy().tolist())
