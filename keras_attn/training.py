@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from keras_attn.checks import check_greater, check_rate
+
 
 @keras.saving.register_keras_serializable(package="keras_attn")
 class InverseSquareRootWarmup(keras.optimizers.schedules.LearningRateSchedule):
@@ -35,10 +37,9 @@ class InverseSquareRootWarmup(keras.optimizers.schedules.LearningRateSchedule):
 
     def __init__(self, dim, warmup_steps=4000, scale=1.0):
         super().__init__()
-        _check_positive(dim=dim, warmup_steps=warmup_steps, scale=scale)
-        self.dim = dim
-        self.warmup_steps = warmup_steps
-        self.scale = scale
+        self.dim = check_greater("dim", dim, 0)
+        self.warmup_steps = check_greater("warmup_steps", warmup_steps, 0)
+        self.scale = check_greater("scale", scale, 0)
 
     def __call__(self, step):
         step = ops.cast(step, "float32") + 1.0
@@ -100,12 +101,7 @@ class MaskedSparseCategoricalCrossentropy(keras.losses.Loss):
         name="masked_sparse_categorical_crossentropy",
     ):
         super().__init__(name=name, reduction=reduction, dtype="float32")
-        if not 0.0 <= label_smoothing < 1.0:
-            raise ValueError(
-                "`label_smoothing` must be in [0, 1). "
-                f"Received: label_smoothing={label_smoothing}"
-            )
-        self.label_smoothing = label_smoothing
+        self.label_smoothing = check_rate("label_smoothing", label_smoothing)
         self.ignore_id = ignore_id
 
     def __call__(self, y_true, y_pred, sample_weight=None):
@@ -200,17 +196,12 @@ def _token_weights(labels, ignore_id, sample_weight):
     return weights * sample_weight
 
 
-def _check_positive(**arguments):
-    for name, value in arguments.items():
-        if not value > 0:
-            raise ValueError(f"`{name}` must be positive. Received: {name}={value}")
-
-
 def _check_ranks(y_true, y_pred):
-    labels, predictions = ops.shape(y_true), ops.shape(y_pred)
+    labels, predictions = (
+        tuple(ops.convert_to_tensor(y).shape) for y in (y_true, y_pred)
+    )
     if len(predictions) != len(labels) + 1:
         raise ValueError(
             "`y_pred` must have one axis more than `y_true`, the classes. "
-            f"Received: y_true.shape={tuple(labels)}, "
-            f"y_pred.shape={tuple(predictions)}"
+            f"Received: y_true.shape={labels}, y_pred.shape={predictions}"
         )
