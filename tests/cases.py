@@ -109,7 +109,7 @@ class Case:
         return named
 
     def build(self, **more):
-        """The layer, built, with weights that make every term count; always the same."""
+        """The layer, built, with weights that make every term count."""
         random.seed(7)  # initializers take their seeds from here
         layer = self.make(**more)
         layer(*self.arrays(), **self.call)
@@ -228,7 +228,11 @@ CASES = [
     Case(
         "residual_post",
         Residual,
-        {"layer": functools.partial(FeedForward, 11, name="layer"), "dropout": 0.4, "seed": 3},
+        {
+            "layer": functools.partial(FeedForward, 11, name="layer"),
+            "dropout": 0.4,
+            "seed": 3,
+        },
         keeps_mask=True,
         has_dropout=True,
         is_causal=True,
@@ -236,7 +240,10 @@ CASES = [
     Case(
         "residual_pre",
         Residual,
-        {"layer": functools.partial(FeedForward, 11, name="layer"), "norm_placement": "pre"},
+        {
+            "layer": functools.partial(FeedForward, 11, name="layer"),
+            "norm_placement": "pre",
+        },
         keeps_mask=True,
         is_causal=True,
     ),
@@ -245,9 +252,7 @@ CASES = [
         "encoder_pre", EncoderBlock, norm_placement="pre", activation="gelu", key_dim=5
     ),
     _block("encoder_rms", EncoderBlock, normalization="rms", use_bias=False),
-    _block(
-        "encoder_dropout", EncoderBlock, dropout=0.3, attention_dropout=0.3, seed=3
-    ),
+    _block("encoder_dropout", EncoderBlock, dropout=0.3, attention_dropout=0.3, seed=3),
     _block("decoder", DecoderBlock, memory=True),
     _block("decoder_pre", DecoderBlock, memory=True, norm_placement="pre"),
     _block("decoder_only", DecoderBlock, dropout=0.3, attention_dropout=0.3, seed=3),
@@ -300,7 +305,7 @@ PUBLIC_LAYERS = {
 
 
 def padding(length, batch=BATCH, side="right"):
-    """(batch, length), `True` at real tokens: the first row whole, the others padded."""
+    """(batch, length), `True` at real tokens: the first row whole, others padded."""
     mask = np.ones((batch, length), bool)
     for row in range(1, batch):
         count = 1 + row % (length - 1)

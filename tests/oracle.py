@@ -10,7 +10,7 @@ import numpy as np
 
 
 def weights_of(layer):
-    """Every weight in float64, by its path below the layer: `"attention/query/bias"`."""
+    """Every weight in float64, by its path in the layer: `"attention/query/bias"`."""
     found = {}
     for variable in layer.weights:
         path = variable.path.removeprefix(f"{layer.path}/")
@@ -71,9 +71,7 @@ def attention(
         for j in range(keys):
             seen = mask[b, h, i, j] and not (is_causal and j > i)
             if window is not None:
-                left, right = (
-                    (window - 1,) * 2 if isinstance(window, int) else window
-                )
+                left, right = (window - 1,) * 2 if isinstance(window, int) else window
                 seen = seen and i - left <= j <= i + right
             if seen:
                 score = query[b, h, i] @ key[b, group, j] * scale
@@ -124,9 +122,7 @@ def multi_head_attention(
         """`(length, width)` to `(heads, length, size)`."""
         kernel = weights[f"{name}/kernel"]
         bias = weights.get(f"{name}/bias", np.zeros(kernel.shape[1:]))
-        return np.stack(
-            [x @ kernel[:, h] + bias[h] for h in range(kernel.shape[1])]
-        )
+        return np.stack([x @ kernel[:, h] + bias[h] for h in range(kernel.shape[1])])
 
     for where in np.ndindex(*other_sizes):
         q, index = rows(query, where)
@@ -194,7 +190,7 @@ def residual(weights, x, branch, placement="post", normalization="layer", epsilo
 
 
 def encoder_block(weights, x, mask=None, activation="relu", attention=None, **norm):
-    """O1 = Norm(I + Attention(I)), O2 = Norm(O1 + FFN(O1)); `mask` is (batch, length)."""
+    """O1 = Norm(I + Attention(I)), O2 = Norm(O1 + FFN(O1)); mask (batch, length)."""
     mask = padding(mask, mask)
     x = residual(
         inside(weights, "attention_residual"),

@@ -133,7 +133,9 @@ def pairwise(options):
 
 def describe(row):
     return "-".join(
-        f"{name}={value}" for name, value in row.items() if not isinstance(value, np.ndarray)
+        f"{name}={value}"
+        for name, value in row.items()
+        if not isinstance(value, np.ndarray)
     )
 
 
@@ -141,9 +143,7 @@ def describe(row):
 def test_every_pair_of_options(row):
     """Masks, bias, window, causality, dropout (at rest), padding: all at once."""
     inputs = arrays((BATCH, QUERY, 6), (BATCH, KEY, 5))
-    layer = built(
-        *inputs, dropout=row["dropout"], sliding_window=row["sliding_window"]
-    )
+    layer = built(*inputs, dropout=row["dropout"], sliding_window=row["sliding_window"])
     pattern = PATTERN.get(row["attention_mask"])
     call = {"use_causal_mask": row["use_causal_mask"], "bias": row["bias"]}
     call["attention_mask"] = pattern
@@ -283,9 +283,7 @@ def test_masks_of_query_value_and_key_are_all_obeyed():
     expected = oracle.multi_head_attention(
         oracle.weights_of(layer), *inputs, mask=oracle.padding(query, value & key)
     )
-    check(
-        layer, inputs, expected, query_mask=query, value_mask=value, key_mask=key
-    )
+    check(layer, inputs, expected, query_mask=query, value_mask=value, key_mask=key)
     ridden = [
         Ride(mask)(x) for x, mask in zip(inputs, (query, value, key), strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Feed-forward, residual, encoder, decoder, embeddings against the float64 reference."""
+"""Feed-forward, residual, blocks, embeddings against the float64 reference."""
 
 import keras
 import numpy as np
@@ -66,9 +66,7 @@ def test_feed_forward_drops_the_intermediate():
 def test_residual(placement, normalization):
     x = array(2, 3, DIM)
     layer, weights = built(
-        Residual(
-            FeedForward(11, name="layer"), placement, normalization, epsilon=0.1
-        ),
+        Residual(FeedForward(11, name="layer"), placement, normalization, epsilon=0.1),
         x,
     )
     expected = oracle.residual(
@@ -173,7 +171,8 @@ def test_an_encoders_attention_mask_and_bias():
     layer, weights = built(EncoderBlock(2, 11), x)
     real = padding(LENGTH)
     bias = random.normal(size=(2, LENGTH, LENGTH)).astype("float32")
-    for shape in [(LENGTH, LENGTH), (BATCH, LENGTH, LENGTH), (BATCH, 2, LENGTH, LENGTH)]:
+    square = (LENGTH, LENGTH)
+    for shape in [square, (BATCH, *square), (BATCH, 2, *square)]:
         pattern = random.random(shape) < 0.7
         four = pattern if len(shape) != 3 else pattern[:, None]
         x1 = oracle.residual(
@@ -291,9 +290,7 @@ def test_token_embedding_masks_zero():
     layer = TokenEmbedding(11, DIM, mask_zero=True)
     vectors = layer(ids)
     np.testing.assert_array_equal(riding_mask(vectors), ids != 0)
-    np.testing.assert_array_equal(
-        riding_mask(layer(vectors, reverse=True)), ids != 0
-    )
+    np.testing.assert_array_equal(riding_mask(layer(vectors, reverse=True)), ids != 0)
     assert riding_mask(TokenEmbedding(11, DIM)(ids)) is None
 
 

@@ -229,7 +229,7 @@ def test_large_inputs_stay_finite_in_half_precision(dtype, scores):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("scores", [False, True])
 def test_half_precision_is_close(dtype, scores):
-    """The softmax in float32: the rounding of inputs and outputs is all that is lost."""
+    """The softmax in float32: only the rounding of inputs and outputs is lost."""
     options = {"mask": random_mask(BATCH, QUERY, KEY), "bias": random_bias(QUERY, KEY)}
     inputs = [ops.cast(x, dtype) for x in arrays(deviation=2.0)]
     expected, _ = reference(*[numpy(ops.cast(x, "float32")) for x in inputs], **options)

@@ -23,7 +23,8 @@ def test_the_papers_first_position():
         math.sin(1 / 10000 ** (4 / 512)),
     ]
     np.testing.assert_allclose(first[:5], expected, atol=1e-6)
-    np.testing.assert_allclose(first[:4], [0.84147, 0.54030, 0.82186, 0.56969], atol=1e-5)
+    expected = [0.84147, 0.54030, 0.82186, 0.56969]
+    np.testing.assert_allclose(first[:4], expected, atol=1e-5)
 
 
 def test_position_zero_is_zeros_and_ones():
