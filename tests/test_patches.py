@@ -62,16 +62,22 @@ def test_patches(patch, strides, image, grid, use_bias):
         (2, None, (4, 6), (2, 3)),
     ],
 )
-def test_same_pads_right_and_below(patch, strides, image, grid):
-    """As the docstring says: zeros on the right and below until the patches cover."""
+def test_same_pads_on_all_sides(patch, strides, image, grid):
+    """Conv2D's rule: what is missing comes half before, half (or one more) after."""
     images = array(2, *image, 3)
     layer = PatchEmbedding(
         7, patch, strides, padding="same", data_format="channels_last"
     )
     layer(images)
     randomize(layer)
-    sizes = (patch,) * 2, (strides or patch,) * 2
-    expected = oracle.patch_embedding(oracle.weights_of(layer), images, *sizes, grid)
+    stride = strides or patch
+    before = [
+        max((count - 1) * stride + patch - side, 0) // 2
+        for count, side in zip(grid, image, strict=True)
+    ]
+    expected = oracle.patch_embedding(
+        oracle.weights_of(layer), images, (patch,) * 2, (stride,) * 2, grid, before
+    )
     close(layer(images), expected)
 
 
