@@ -351,7 +351,8 @@ def main(argv=None):
         + f"; backend {keras.backend.backend()}"
     )
     if arguments.load:
-        model = keras.models.load_model(arguments.load)
+        # Not the compilation: what suits one backend is slow on another.
+        model = keras.models.load_model(arguments.load, compile=False)
     else:
         model = build_model(recipe)
         print(f"{model.count_params()} weights, {recipe}")
