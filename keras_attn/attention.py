@@ -76,11 +76,14 @@ class MultiHeadAttention(layers.Layer):
         value_mask: `(batch, key)`, `True` at real tokens.
         key_mask: `(batch, key)`, `True` at real tokens.
         attention_mask: `(batch, query, key)`, `(batch, heads, query, key)` or
-            `(query, key)`, `True` where a key may be seen.
+            `(query, key)`, `True` where a key may be seen. A layer that is built with a
+            batch as large as its query refuses the last form, which could be meant as
+            `(batch, key)`: write `attention_mask[None]`, or `value_mask=`.
         return_attention_scores: also return the weights.
         training: whether dropout is on.
         use_causal_mask: query `i` sees the keys `0 .. i`.
-        bias: float, added to the scores; broadcasts to `(batch, heads, query, key)`.
+        bias: float, added to the scores; broadcasts, from the right, to
+            `(batch, heads, query, key)`. -inf hides a key, as a mask does.
 
     Returns:
         `(batch, query, dim)`; with `return_attention_scores` a pair with the weights
@@ -164,15 +167,30 @@ class MultiHeadAttention(layers.Layer):
                 f"dropout={dropout}, flash_attention={flash_attention}"
             )
 
-    def build(self, query_shape, value_shape=None, key_shape=None):
+    def build(
+        self,
+        query_shape,
+        value_shape=None,
+        key_shape=None,
+        attention_mask_shape=None,
+    ):
         value_shape = query_shape if value_shape is None else value_shape
         key_shape = value_shape if key_shape is None else key_shape
-        _check_shapes(query_shape, value_shape, key_shape)
+        self._check_shapes(query_shape, value_shape, key_shape)
         key_dim = self.key_dim or self._derived_key_dim(query_shape)
         value_dim = self.value_dim or key_dim
         kv_heads = self.num_kv_heads or self.num_heads
         self._axes = axes.normalized(self.attention_axes, len(query_shape))
         self._scale = key_dim**-0.5
+        if attention_mask_shape is not None:
+            axes.check_unambiguous(attention_mask_shape, query_shape)
+            axes.check_attention_mask(
+                attention_mask_shape,
+                query_shape,
+                key_shape,
+                self.num_heads,
+                self._axes,
+            )
 
         self.query = self._project("query", query_shape, (self.num_heads, key_dim))
         self.key = self._project("key", key_shape, (kv_heads, key_dim))
@@ -228,7 +246,6 @@ class MultiHeadAttention(layers.Layer):
                 "Returning attention scores is not supported when flash attention is "
                 "enabled. Please disable flash attention to access attention scores."
             )
-        positions = ops.shape(query)[:-1], ops.shape(key)[:-1]
         mask = self._mask(query, key, value_mask, key_mask, attention_mask)
         result = dot_product_attention(
             axes.fold(self.query(query), self._axes),  # (batch, heads, query, key_dim)
@@ -236,7 +253,7 @@ class MultiHeadAttention(layers.Layer):
             axes.fold(self.value(value), self._axes),
             mask=mask,
             query_mask=self._fold_padding("query_mask", query_mask, query),
-            bias=bias,
+            bias=axes.fold_bias(bias, query, key, self.num_heads, self._axes),
             is_causal=use_causal_mask,
             scale=self._scale,
             dropout=self._active_dropout(training),
@@ -244,20 +261,20 @@ class MultiHeadAttention(layers.Layer):
             return_scores=return_attention_scores,
         )
         output, scores = result if return_attention_scores else (result, None)
-        output = axes.unfold(output, positions[0], self._axes)
+        output = axes.unfold(output, ops.shape(query)[:-1], self._axes)
         if self.use_gate:
             output = output * self.gate(query)  # (batch, query, heads, value_dim)
         output = self.attention_output(output)  # (batch, query, dim)
         if query_mask is not None:
             output = self.carry_mask(output, mask=query_mask)
         if return_attention_scores:
-            return output, axes.unfold_scores(scores, *positions, self._axes)
+            return output, axes.unfold_scores(scores, query, key, self._axes)
         return output
 
     def compute_output_shape(self, query_shape, value_shape=None, key_shape=None):
         value_shape = query_shape if value_shape is None else value_shape
         key_shape = value_shape if key_shape is None else key_shape
-        _check_shapes(query_shape, value_shape, key_shape)
+        self._check_shapes(query_shape, value_shape, key_shape)
         return (*query_shape[:-1], *(self.output_feature or query_shape[-1:]))
 
     def compute_output_spec(
@@ -269,15 +286,13 @@ class MultiHeadAttention(layers.Layer):
         output = keras.KerasTensor(shape, dtype=self.compute_dtype)
         if not return_attention_scores:
             return output
-        run = axes.normalized(self.attention_axes, len(query.shape))
-        others = axes.other_axes(len(query.shape) - 1, run)
-        scores_shape = (
-            *(query.shape[axis] for axis in others),
+        shape = axes.scores_shape(
+            query.shape,
+            key.shape,
             self.num_heads,
-            *(query.shape[axis] for axis in run),
-            *(key.shape[axis] for axis in run),
+            axes.normalized(self.attention_axes, len(query.shape)),
         )
-        return output, keras.KerasTensor(scores_shape, dtype=self.compute_dtype)
+        return output, keras.KerasTensor(shape, dtype=self.compute_dtype)
 
     # Keras' names of the projections, under which its weight files keep them too.
 
@@ -379,6 +394,31 @@ class MultiHeadAttention(layers.Layer):
         dense.build(shape)
         return dense
 
+    def _check_shapes(self, query_shape, value_shape, key_shape):
+        received = (
+            f"Received: query_shape={tuple(query_shape)}, "
+            f"value_shape={tuple(value_shape)}, key_shape={tuple(key_shape)}"
+        )
+        if tuple(value_shape[1:-1]) != tuple(key_shape[1:-1]):
+            raise ValueError(
+                "All dimensions of `value` and `key`, except the last one, must be "
+                "equal. " + received
+            )
+        if not 3 <= len(query_shape) == len(value_shape):
+            raise ValueError(
+                "`query` and `value` must have the same rank, at least 3. " + received
+            )
+        if None in (query_shape[-1], value_shape[-1], key_shape[-1]):
+            raise ValueError("The last dimension must be known. " + received)
+        run = axes.normalized(self.attention_axes, len(query_shape))
+        for axis in axes.other_axes(len(query_shape) - 1, run):
+            sizes = {query_shape[axis], value_shape[axis]} - {None}
+            if len(sizes) > 1:
+                raise ValueError(
+                    "`query` and `value` must have the same size in an axis that "
+                    f"attention does not run over: axis {axis}. " + received
+                )
+
     def _derived_key_dim(self, query_shape):
         if query_shape[-1] % self.num_heads:
             raise ValueError(
@@ -387,20 +427,6 @@ class MultiHeadAttention(layers.Layer):
                 f"num_heads={self.num_heads}"
             )
         return query_shape[-1] // self.num_heads
-
-
-def _check_shapes(query_shape, value_shape, key_shape):
-    if tuple(value_shape[1:-1]) != tuple(key_shape[1:-1]):
-        raise ValueError(
-            "All dimensions of `value` and `key`, except the last one, must be equal. "
-            f"Received: value_shape={tuple(value_shape)} and "
-            f"key_shape={tuple(key_shape)}"
-        )
-    if not 3 <= len(query_shape) == len(value_shape):
-        raise ValueError(
-            "`query` and `value` must have the same rank, at least 3. Received: "
-            f"query_shape={tuple(query_shape)} and value_shape={tuple(value_shape)}"
-        )
 
 
 def _as_shape(output_shape):

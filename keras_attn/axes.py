@@ -4,15 +4,20 @@ import math
 
 from keras import ops
 
+from keras_attn.checks import broadcasts
 from keras_attn.masks import as_mask
 
 __all__ = [
     "as_axes",
     "fold",
+    "check_attention_mask",
+    "check_unambiguous",
     "fold_attention_mask",
+    "fold_bias",
     "fold_padding",
     "normalized",
     "other_axes",
+    "scores_shape",
     "unfold",
     "unfold_scores",
 ]
@@ -53,20 +58,13 @@ def unfold(x, positions, axes):
     return ops.transpose(x, [order.index(axis) for axis in range(len(order))])
 
 
-def unfold_scores(scores, query_positions, key_positions, axes):
+def unfold_scores(scores, query, key, axes):
     """`(batch * others, heads, query, key)` with every folded axis on its own."""
-    if len(query_positions) == 2:
+    if len(query.shape) == 3:
         return scores
-    others = other_axes(len(query_positions), axes)
-    return ops.reshape(
-        scores,
-        (
-            *(query_positions[axis] for axis in others),
-            ops.shape(scores)[1],
-            *(query_positions[axis] for axis in axes),
-            *(key_positions[axis] for axis in axes),
-        ),
-    )
+    heads = ops.shape(scores)[1]
+    shape = scores_shape(ops.shape(query), ops.shape(key), heads, axes)
+    return ops.reshape(scores, shape)
 
 
 def fold_padding(name, mask, x, axes):
@@ -77,7 +75,7 @@ def fold_padding(name, mask, x, axes):
         ValueError: a mask of another shape than `x` without its features.
     """
     mask = as_mask(mask, name)
-    if not _broadcasts(mask.shape, x.shape[:-1]):
+    if not broadcasts(mask.shape, x.shape[:-1]):
         raise ValueError(
             f"`{name}` must have the shape of its input without the features, "
             f"{tuple(x.shape[:-1])}. Received: {name} of shape {tuple(mask.shape)}"
@@ -99,19 +97,50 @@ def fold_attention_mask(mask, query, key, num_heads, axes):
         ValueError: a mask that does not broadcast so, or that can be read in two ways.
     """
     mask = as_mask(mask, "attention_mask")
-    others = other_axes(len(query.shape) - 1, axes)
-    _check_attention_mask(mask, query, key, num_heads, axes, others)
+    check_attention_mask(mask.shape, query.shape, key.shape, num_heads, axes)
     if len(query.shape) == 3:
         return mask
-    while len(mask.shape) < len(others) + 1 + 2 * len(axes):
+    while len(mask.shape) < len(query.shape) + len(axes):
         mask = ops.expand_dims(mask, len(mask.shape) - 2 * len(axes))
-    query_sizes, key_sizes = ops.shape(query), ops.shape(key)
-    heads = ops.shape(mask)[len(others)]
-    batch = [query_sizes[axis] for axis in others]
-    rows = [query_sizes[axis] for axis in axes]
-    columns = [key_sizes[axis] for axis in axes]
-    mask = ops.broadcast_to(mask, (*batch, heads, *rows, *columns))
-    return ops.reshape(mask, (-1, heads, math.prod(rows), math.prod(columns)))
+    return _fold_scores(mask, query, key, axes)
+
+
+def fold_bias(bias, query, key, num_heads, axes):
+    """A bias that broadcasts to the scores, on `(batch * others, heads, query, key)`.
+
+    Raises:
+        ValueError: with more axes than `(batch, length, dim)`, a bias of another rank
+            than the scores.
+    """
+    if bias is None or len(query.shape) == 3:
+        return bias  # `dot_product_attention` checks it
+    bias = ops.convert_to_tensor(bias)
+    expected = scores_shape(query.shape, key.shape, num_heads, axes)
+    if not broadcasts(bias.shape, expected):
+        raise ValueError(
+            f"`bias` must broadcast, axis by axis, to the scores, {expected}. "
+            f"Received: bias of shape {tuple(bias.shape)}"
+        )
+    return _fold_scores(bias, query, key, axes)
+
+
+def scores_shape(query_shape, key_shape, num_heads, axes):
+    """The shape of the scores: other axes, heads, query axes, key axes."""
+    return (
+        *(query_shape[axis] for axis in other_axes(len(query_shape) - 1, axes)),
+        num_heads,
+        *(query_shape[axis] for axis in axes),
+        *(key_shape[axis] for axis in axes),
+    )
+
+
+def _fold_scores(x, query, key, axes):
+    """What broadcasts to the scores, axis by axis, with its heads as they are."""
+    heads = x.shape[len(query.shape) - 1 - len(axes)]
+    full = scores_shape(ops.shape(query), ops.shape(key), heads, axes)
+    rows, columns = full[-2 * len(axes) : -len(axes)], full[-len(axes) :]
+    x = ops.broadcast_to(x, full)
+    return ops.reshape(x, (-1, heads, math.prod(rows), math.prod(columns)))
 
 
 def other_axes(rank, axes):
@@ -125,7 +154,7 @@ def as_axes(attention_axes):
         return None
     if isinstance(attention_axes, int):
         return (attention_axes,)
-    if not isinstance(attention_axes, (list, tuple)):
+    if not isinstance(attention_axes, (list, tuple)) or not attention_axes:
         raise ValueError(
             "`attention_axes` must be an int, list, or tuple. "
             f"Received: attention_axes={attention_axes}"
@@ -138,41 +167,41 @@ def normalized(attention_axes, rank):
     if attention_axes is None:
         return tuple(range(1, rank - 1))
     counted = tuple(axis + rank if axis < 0 else axis for axis in attention_axes)
-    if not all(1 <= axis < rank - 1 for axis in counted):
+    inside = all(1 <= axis < rank - 1 for axis in counted)
+    if not inside or len(set(counted)) < len(counted):
         raise ValueError(
-            f"`attention_axes` must lie between batch and features of a rank {rank} "
-            f"query. Received: attention_axes={attention_axes}"
+            f"`attention_axes` must be different axes between batch and features of a "
+            f"rank {rank} query. Received: attention_axes={attention_axes}"
         )
     return counted
 
 
-def _check_attention_mask(mask, query, key, num_heads, axes, others):
-    shape, scores = tuple(mask.shape), 2 * len(axes)
-    batch = tuple(query.shape[axis] for axis in others)
-    rows = tuple(query.shape[axis] for axis in axes)
-    columns = tuple(key.shape[axis] for axis in axes)
+def check_attention_mask(shape, query_shape, key_shape, num_heads, axes):
+    """Raises where a mask of `shape` does not broadcast to the scores, as in Keras."""
+    shape = tuple(shape)
+    full = scores_shape(query_shape, key_shape, num_heads, axes)
+    batch, patterns = full[: -2 * len(axes) - 1], full[-2 * len(axes) :]
     leading = (*batch, num_heads)
-    if len(shape) <= len(batch) + scores:
-        leading = batch[: max(len(shape) - scores, 0)]
-    if not _broadcasts(shape, (*leading, *rows, *columns)):
+    if len(shape) < len(full):
+        leading = batch[: max(len(shape) - len(patterns), 0)]
+    if not broadcasts(shape, (*leading, *patterns)):
         raise ValueError(
             "`attention_mask` must be `(query, key)`, `(batch, query, key)` or "
-            f"`(batch, heads, query, key)`, batch={batch}, heads={num_heads}, "
-            f"query={rows}, key={columns}. Received: attention_mask of shape {shape}"
-        )
-    rows_or_batch = shape[0] or 0
-    if len(query.shape) == 3 and len(shape) == 2 and 1 < rows_or_batch == batch[0]:
-        raise ValueError(
-            "`attention_mask` of shape (n, key) is ambiguous where the batch and the "
-            "query length are both n: pass `attention_mask[None]` for a `(query, key)` "
-            "pattern, `value_mask=` for a `(batch, key)` padding mask. Received: "
-            f"attention_mask of shape {shape}, query of shape {tuple(query.shape)}"
+            f"`(batch, heads, query, key)`, with batch={batch}, heads={num_heads}, "
+            f"query={patterns[: len(axes)]}, key={patterns[len(axes) :]}. "
+            f"Received: attention_mask of shape {shape}"
         )
 
 
-def _broadcasts(shape, expected):
-    """Whether `shape` broadcasts to `expected`, as far as both are known."""
-    return len(shape) == len(expected) and all(
-        size is None or full is None or size in (1, full)
-        for size, full in zip(shape, expected, strict=True)
-    )
+def check_unambiguous(shape, query_shape):
+    """Raises where a mask may be meant as `(query, key)` or as `(batch, key)`."""
+    if len(shape) == 2 and len(query_shape) == 3:
+        batch, length, _ = query_shape
+        if batch == length == shape[0] and batch > 1:
+            raise ValueError(
+                "`attention_mask` of shape (n, key) is ambiguous where the batch and "
+                "the query length are both n: pass `attention_mask[None]` for a "
+                "`(query, key)` pattern, `value_mask=` for a `(batch, key)` padding "
+                f"mask. Received: attention_mask of shape {tuple(shape)}, query of "
+                f"shape {tuple(query_shape)}"
+            )

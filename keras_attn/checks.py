@@ -3,7 +3,14 @@
 import math
 import numbers
 
-__all__ = ["check_choice", "check_greater", "check_positive", "check_rate"]
+__all__ = [
+    "broadcasts",
+    "check_choice",
+    "check_greater",
+    "check_pair",
+    "check_positive",
+    "check_rate",
+]
 
 
 def check_positive(name, value, optional=False):
@@ -39,6 +46,25 @@ def check_rate(name, value):
             f"Received: {name}={value!r}"
         )
     return float(value)
+
+
+def check_pair(name, value):
+    """`value`, a positive int or a pair of them, as the pair."""
+    sides = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    if len(sides) != 2:
+        raise ValueError(
+            f"`{name}` must be a positive integer or a pair of them. "
+            f"Received: {name}={value!r}"
+        )
+    return tuple(check_positive(name, side) for side in sides)
+
+
+def broadcasts(shape, expected):
+    """Whether `shape` broadcasts to `expected` of the same rank, as far as is known."""
+    return len(shape) == len(expected) and all(
+        size is None or full is None or size in (1, full)
+        for size, full in zip(shape, expected, strict=True)
+    )
 
 
 def check_choice(name, value, choices):

@@ -57,10 +57,12 @@ class DecoderBlock(Block):
     Reference: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.1.
     """
 
-    def build(self, inputs_shape, memory_shape=None):
+    def build(self, inputs_shape, memory_shape=None, attention_mask_shape=None):
         self.self_attention = self.make_attention("self_attention")
         self.self_attention_residual = self.make_residual("self_attention_residual")
-        self.self_attention.build(inputs_shape, inputs_shape)
+        self.self_attention.build(
+            inputs_shape, inputs_shape, attention_mask_shape=attention_mask_shape
+        )
         self.self_attention_residual.build(inputs_shape)
         self.cross_attention = self.cross_attention_residual = None
         if memory_shape is not None:

@@ -4,11 +4,13 @@ import keras
 from keras import ops
 from keras.backend import is_float_dtype, standardize_dtype
 
+from keras_attn.checks import broadcasts
 from keras_attn.masks import as_mask, causal_mask, combine_masks
 
 __all__ = ["dot_product_attention"]
 
 MASKED_SCORE = -1e30  # softmax turns it into an exact 0 beside any visible score
+LOWEST_BIAS = -1e29  # a bias from here on, -inf say, hides its key like a mask
 
 
 def dot_product_attention(
@@ -47,8 +49,8 @@ def dot_product_attention(
             `(batch, query, key)` or `(batch, heads, query, key)`.
         query_mask: boolean, `(batch, query)`; a query that is `False` gives 0, like one
             that may see no key, without a mask of the size of the scores.
-        bias: float, added to the scaled scores; broadcasts (from the right) to
-            `(batch, heads, query, key)`.
+        bias: float, added to the scaled scores; broadcasts, from the right, to
+            `(batch, heads, query, key)`. -inf hides a key, as a mask does.
         is_causal: query `i` sees the keys `0 .. i`.
         scale: factor on the scores. Defaults to `head_dim**-0.5`.
         logit_soft_cap: `c` bounds the scores to `(-c, c)` by `c * tanh(scores / c)`,
@@ -69,11 +71,15 @@ def dot_product_attention(
 
     Reference: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.
     """
-    _check(query, key, value, bias)
+    _check_heads(query, key, value)
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     mask = combine_masks(mask)
     if mask is not None and len(mask.shape) == 3:
         mask = ops.expand_dims(mask, 1)  # (batch, 1, query, key)
+    if bias is not None:
+        bias = _as_bias(bias, query, key)
+        # What is biased to -inf is hidden, and a row of nothing else is blind.
+        mask = combine_masks(mask, bias > LOWEST_BIAS)
     explicit = return_scores or dropout is not None or logit_soft_cap is not None
     if flash_attention and explicit:
         raise ValueError(
@@ -136,8 +142,6 @@ def _fused(query, key, value, mask, bias, is_causal, scale, flash_attention):
         masked = -3e4 if standardize_dtype(query.dtype) == "float16" else MASKED_SCORE
         if mask is not None:
             bias = ops.where(mask, bias, masked)
-        while len(bias.shape) < 4:
-            bias = ops.expand_dims(bias, 0)
         mask, bias = None, ops.cast(bias, query.dtype)
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
@@ -166,7 +170,28 @@ def _hide_blind_rows(x, mask, query_mask):
     return x
 
 
-def _check(query, key, value, bias):
+def _as_bias(bias, query, key):
+    """`bias` on four axes; refused where it does not broadcast to the scores."""
+    bias = ops.convert_to_tensor(bias)
+    dtype = standardize_dtype(bias.dtype)
+    if not is_float_dtype(dtype):
+        raise TypeError(
+            "`bias` is added to the scores and must be float. Received: "
+            f"dtype={dtype}. Pass a boolean mask as `mask=`."
+        )
+    shape = tuple(bias.shape)
+    scores = (*query.shape[:3], key.shape[2])
+    if not 2 <= len(shape) <= 4 or not broadcasts(shape, scores[-len(shape) :]):
+        raise ValueError(
+            "`bias` must broadcast to the scores, `(batch, heads, query, key)`="
+            f"{scores}, from the right. Received: bias of shape {shape}"
+        )
+    while len(bias.shape) < 4:
+        bias = ops.expand_dims(bias, 0)
+    return bias
+
+
+def _check_heads(query, key, value):
     shapes = [tuple(x.shape) for x in (query, key, value)]
     received = f"Received: query, key, value shapes {shapes}"
     if any(len(shape) != 4 for shape in shapes):
@@ -179,9 +204,4 @@ def _check(query, key, value, bias):
         raise ValueError(
             "The heads of `query` must be a multiple of those of `key` and `value`. "
             + received
-        )
-    if bias is not None and not is_float_dtype(standardize_dtype(bias.dtype)):
-        raise TypeError(
-            "`bias` is added to the scores and must be float. Received: "
-            f"dtype={standardize_dtype(bias.dtype)}. Pass a boolean mask as `mask=`."
         )

@@ -54,12 +54,14 @@ class EncoderBlock(Block):
     Reference: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.1.
     """
 
-    def build(self, inputs_shape):
+    def build(self, inputs_shape, attention_mask_shape=None):
         self.attention = self.make_attention("attention")
         self.attention_residual = self.make_residual("attention_residual")
         self.feed_forward = self.make_feed_forward("feed_forward")
         self.feed_forward_residual = self.make_residual("feed_forward_residual")
-        self.attention.build(inputs_shape, inputs_shape)
+        self.attention.build(
+            inputs_shape, inputs_shape, attention_mask_shape=attention_mask_shape
+        )
         self.attention_residual.build(inputs_shape)
         self.feed_forward.build(inputs_shape)
         self.feed_forward_residual.build(inputs_shape)

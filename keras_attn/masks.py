@@ -5,6 +5,8 @@ shares, `(batch, query, key)` for one that differs by row, `(batch, heads, query
 for one that differs by head, and `(batch, length)` for padding.
 """
 
+import numbers
+
 from keras import layers, ops
 from keras.backend import is_float_dtype, standardize_dtype
 from keras.saving import register_keras_serializable
@@ -156,17 +158,14 @@ def as_mask(mask, name="mask"):
 
 def window_sides(window):
     """`(left, right)`: how many keys before and after itself a query sees."""
-    sides = (window - 1, window - 1) if isinstance(window, int) else window
-    try:
-        left, right = (int(side) for side in sides)
-    except (TypeError, ValueError):
-        left = right = -1
-    if left < 0 or right < 0:
+    sides = (window - 1, window - 1) if _is_integer(window) else window
+    is_pair = isinstance(sides, (tuple, list)) and len(sides) == 2
+    if not is_pair or not all(_is_integer(side) and side >= 0 for side in sides):
         raise ValueError(
             "`sliding_window` must be `None`, a positive integer or a pair "
             f"`(left, right)` of integers >= 0. Received: sliding_window={window}"
         )
-    return left, right
+    return tuple(int(side) for side in sides)
 
 
 @register_keras_serializable(package="keras_attn")
@@ -180,6 +179,10 @@ class CarryMask(layers.Layer):
 
     def call(self, inputs, mask=None):
         return inputs
+
+
+def _is_integer(value):
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def _positions(query_length, key_length=None, offset=0):

@@ -6,7 +6,7 @@ import keras
 from keras import initializers, layers, ops
 from keras.saving import register_keras_serializable
 
-from keras_attn.checks import check_choice, check_positive
+from keras_attn.checks import check_choice, check_pair, check_positive
 from keras_attn.masks import as_mask
 from keras_attn.serialization import quantized_dtype
 
@@ -64,8 +64,10 @@ class PatchEmbedding(layers.Layer):
     ):
         super().__init__(**kwargs)
         self.dim = check_positive("dim", dim)
-        self.patch_size = _pair("patch_size", patch_size)
-        self.strides = self.patch_size if strides is None else _pair("strides", strides)
+        self.patch_size = check_pair("patch_size", patch_size)
+        self.strides = (
+            self.patch_size if strides is None else check_pair("strides", strides)
+        )
         self.padding = check_choice("padding", padding, ("valid", "same"))
         self.use_bias = use_bias
         self.data_format = check_choice(
@@ -90,7 +92,13 @@ class PatchEmbedding(layers.Layer):
 
     def build(self, images_shape):
         self._grid(images_shape)
-        self.projection.build(self._channels_last(images_shape))
+        images_shape = self._channels_last(images_shape)
+        if images_shape[-1] is None:
+            raise ValueError(
+                "The number of channels must be known. "
+                f"Received: channels last, images_shape={images_shape}"
+            )
+        self.projection.build(images_shape)
 
     def call(self, images):
         self._grid(images.shape)
@@ -232,13 +240,3 @@ class PrefixTokens(layers.Layer):
             "num_tokens": self.num_tokens,
             "initializer": initializers.serialize(self.initializer),
         }
-
-
-def _pair(name, size):
-    sizes = (size, size) if not isinstance(size, (tuple, list)) else tuple(size)
-    if len(sizes) != 2:
-        raise ValueError(
-            f"`{name}` must be an integer or a pair `(rows, cols)`. "
-            f"Received: {name}={size}"
-        )
-    return tuple(check_positive(name, side) for side in sizes)

@@ -4,7 +4,7 @@ import keras
 from keras import initializers, layers, ops
 from keras.saving import register_keras_serializable
 
-from keras_attn.checks import check_choice, check_greater, check_positive
+from keras_attn.checks import broadcasts, check_choice, check_greater, check_positive
 from keras_attn.encodings import (
     LAYOUTS,
     interpolation_matrix,
@@ -22,17 +22,24 @@ __all__ = [
 INTERPOLATIONS = ("bicubic", "bilinear")
 
 
-def token_positions(mask):
+def token_positions(mask, inputs):
     """Where each token stands: how many real tokens come before it in its row.
 
     Args:
         mask: `(batch, length)`, `True` at real tokens.
+        inputs: `(batch, length, dim)`, the tokens that the mask is of.
 
     Returns:
         `(batch, length)`, int32. Left-padded, right-padded and unpadded rows number
         their real tokens alike, from 0.
     """
-    real = ops.cast(as_mask(mask), "int32")
+    mask = as_mask(mask)
+    if not broadcasts(mask.shape, inputs.shape[:-1]):
+        raise ValueError(
+            "`mask` must have the shape of its input without the features, "
+            f"{tuple(inputs.shape[:-1])}. Received: mask of shape {tuple(mask.shape)}"
+        )
+    real = ops.cast(mask, "int32")
     return ops.maximum(ops.cumsum(real, axis=-1) - 1, 0)
 
 
@@ -76,7 +83,7 @@ class SinusoidalPositionEncoding(layers.Layer):
 
     def call(self, inputs, mask=None, positions=None):
         if positions is None and mask is not None:
-            positions = token_positions(mask)
+            positions = token_positions(mask, inputs)
         if positions is None:
             positions = ops.arange(0, ops.shape(inputs)[1], dtype="float32")
         encoding = sinusoidal_encoding(
@@ -223,13 +230,18 @@ class LearnedPositionEmbedding(layers.Layer):
 
     def call(self, inputs, mask=None, positions=None):
         table = ops.convert_to_tensor(self.embeddings)
+        if self.is_grid and positions is not None:
+            raise ValueError(
+                "The positions of a grid are its rows and columns. "
+                f"Received: positions={positions}, size={self.table_shape}"
+            )
         if self.is_grid:
             return inputs + self._resized(table, *ops.shape(inputs)[1:3])
         self._check_length(inputs.shape)
         if positions is not None:
             return inputs + self._looked_up(table, positions)
         if mask is not None:
-            return inputs + ops.take(table, token_positions(mask), axis=0)
+            return inputs + ops.take(table, token_positions(mask, inputs), axis=0)
         return inputs + table[: ops.shape(inputs)[1]]
 
     def compute_output_shape(self, inputs_shape):

@@ -7,6 +7,7 @@ from keras import layers
 from keras.saving import register_keras_serializable
 
 from keras_attn.checks import check_choice, check_greater, check_rate
+from keras_attn.masks import CarryMask
 from keras_attn.serialization import quantized_dtype
 
 __all__ = ["Residual"]
@@ -21,7 +22,9 @@ NORM_PLACEMENTS = ("post", "pre")
 def make_norm(normalization, **kwargs):
     """The normalization layer that goes by this name: `"layer"` or `"rms"`."""
     check_choice("normalization", normalization, NORMALIZATIONS)
-    return NORMALIZATIONS[normalization](**kwargs)
+    norm = NORMALIZATIONS[normalization](**kwargs)
+    norm.supports_masking = True  # Keras' RMSNormalization forgets to say so
+    return norm
 
 
 @register_keras_serializable(package="keras_attn")
@@ -47,6 +50,7 @@ class Residual(layers.Layer):
         inputs: `(..., dim)`.
         branch: a function of the branch's input, in place of `layer`: for a branch
             that needs more than one argument.
+        mask: `(batch, length)`, `True` at real tokens, for a branch that reads masks.
 
     Returns:
         The shape of `inputs`.
@@ -71,6 +75,11 @@ class Residual(layers.Layer):
     ):
         super().__init__(**kwargs)
         self.supports_masking = True
+        if layer is not None and not isinstance(layer, layers.Layer):
+            raise TypeError(
+                "`layer` must be a Keras layer or `None`. "
+                f"Received: layer={layer!r} (a function is a `branch` of the call)"
+            )
         self.layer = layer
         self.norm_placement = check_choice(
             "norm_placement", norm_placement, NORM_PLACEMENTS
@@ -82,6 +91,7 @@ class Residual(layers.Layer):
         self.norm = make_norm(
             normalization, epsilon=epsilon, dtype=self.dtype_policy, name="norm"
         )
+        self.carry_mask = CarryMask(dtype=self.dtype_policy, name="carry_mask")
         self.branch_dropout = layers.Dropout(
             dropout, seed=seed, dtype=self.dtype_policy, name="branch_dropout"
         )
@@ -100,7 +110,9 @@ class Residual(layers.Layer):
                 f"{branch_shape}"
             )
 
-    def call(self, inputs, branch=None, training=None):
+    def call(self, inputs, branch=None, mask=None, training=None):
+        if mask is not None:  # the branch and the norm read it where it rides
+            inputs = self.carry_mask(inputs, mask=mask)
         if branch is None and self.layer is None:
             raise ValueError(
                 "Residual needs a branch: `Residual(layer)`, or `branch=` at call. "

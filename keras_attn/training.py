@@ -105,7 +105,7 @@ class MaskedSparseCategoricalCrossentropy(keras.losses.Loss):
         self.ignore_id = ignore_id
 
     def __call__(self, y_true, y_pred, sample_weight=None):
-        _check_ranks(y_true, y_pred)
+        y_true, y_pred = _as_tensors(y_true, y_pred)
         weights = _token_weights(y_true, self.ignore_id, sample_weight)
         return super().__call__(y_true, y_pred, sample_weight=weights)
 
@@ -161,7 +161,7 @@ class MaskedAccuracy(keras.metrics.Mean):
         self._masked_ones = _Ones(name="ones", reduction="none", dtype="float32")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        _check_ranks(y_true, y_pred)
+        y_true, y_pred = _as_tensors(y_true, y_pred)
         weights = _token_weights(y_true, self.ignore_id, sample_weight)
         weights = self._masked_ones(y_true, y_pred, sample_weight=weights)
         best = ops.argmax(y_pred, axis=-1)
@@ -196,12 +196,15 @@ def _token_weights(labels, ignore_id, sample_weight):
     return weights * sample_weight
 
 
-def _check_ranks(y_true, y_pred):
-    labels, predictions = (
-        tuple(ops.convert_to_tensor(y).shape) for y in (y_true, y_pred)
+def _as_tensors(y_true, y_pred):
+    """Both as tensors, whose ranks must fit; a tensor stays, with what rides on it."""
+    y_true, y_pred = (
+        y if hasattr(y, "shape") else ops.convert_to_tensor(y) for y in (y_true, y_pred)
     )
+    labels, predictions = tuple(y_true.shape), tuple(y_pred.shape)
     if len(predictions) != len(labels) + 1:
         raise ValueError(
             "`y_pred` must have one axis more than `y_true`, the classes. "
             f"Received: y_true.shape={labels}, y_pred.shape={predictions}"
         )
+    return y_true, y_pred

@@ -9,7 +9,7 @@ import pytest
 from cases import Ride, numpy, padding, randomize, riding_mask
 from keras import ops
 
-from keras_attn import MultiHeadAttention
+from keras_attn import DecoderBlock, EncoderBlock, MultiHeadAttention
 
 BATCH, QUERY, KEY = 3, 5, 7
 
@@ -409,9 +409,54 @@ def test_a_float_mask_is_refused(name):
 
 
 def test_a_padding_mask_is_never_read_as_a_pattern():
-    """`(batch, key)` where batch and query length are equal: Keras guesses, we ask."""
+    """`(batch, key)` where batch and query length are equal: Keras guesses, we ask.
+
+    Once, when the layer is built: a model whose last batch happens to be as large as
+    its length must not fail there.
+    """
     (x,) = arrays((QUERY, QUERY, 6))
-    with pytest.raises(ValueError, match="(?s)ambiguous.*value_mask"):
-        built(x)(x, attention_mask=np.ones((QUERY, QUERY), bool))
-    x = x[:2]
-    built(x)(x, attention_mask=np.ones((QUERY, QUERY), bool))
+    pattern = np.tril(np.ones((QUERY, QUERY), bool))
+    for layer in (MultiHeadAttention(2), EncoderBlock(2, 11), DecoderBlock(2, 11)):
+        with pytest.raises(ValueError, match="(?s)ambiguous.*value_mask"):
+            layer(x, attention_mask=pattern)
+    inputs = keras.Input((QUERY, 6))
+    output = MultiHeadAttention(2)(inputs, attention_mask=pattern)
+    model = keras.Model(inputs, output)
+    close(model(x)[:2], numpy(model(x[:2])))
+
+
+def test_a_bias_of_all_axes_is_folded_like_the_scores():
+    x = np.random.default_rng(0).normal(size=(2, 3, 5, 6)).astype("float32")
+    layer = built(x, attention_axes=2)
+    bias = np.zeros((1, 3, 2, 5, 5), "float32")  # (batch, other, heads, query, key)
+    bias[:, 1, :, :, 4] = -np.inf
+    mask = np.ones((2, 3, 5, 5), bool)
+    mask[:, 1, :, 4] = False
+    close(layer(x, bias=bias), numpy(layer(x, attention_mask=mask)))
+    with pytest.raises(ValueError, match=r"(?s)broadcast.*\(2, 3, 2, 5, 5\).*\(2, 5\)"):
+        layer(x, bias=np.zeros((2, 5), "float32"))
+
+
+BAD_SIZES = [
+    ((2, 5, 6), (3, 5, 6), {}, "axis 0"),
+    ((2, 3, 5, 6), (2, 4, 5, 6), {"attention_axes": 2}, "axis 1"),
+    ((2, 5, None), (2, 5, None), {}, "must be known"),
+]
+
+
+@pytest.mark.parametrize("query, value, options, said", BAD_SIZES, ids=str)
+def test_sizes_that_do_not_meet_are_refused_in_build(query, value, options, said):
+    with pytest.raises(ValueError, match=f"(?s){said}.*{query[1]}.*{value[1]}"):
+        MultiHeadAttention(2, 3, **options).build(query, value)
+
+
+@pytest.mark.parametrize("axes", [(), (1, 1), (0,), (3,)])
+def test_attention_axes_are_different_positions(axes):
+    with pytest.raises(ValueError, match="attention_axes"):
+        MultiHeadAttention(2, 3, attention_axes=axes).build((2, 3, 5, 6))
+
+
+@pytest.mark.parametrize("window", [(1.5, 2), "12", True, (1,), 0, (-1, 2)])
+def test_a_window_is_whole_numbers(window):
+    with pytest.raises(ValueError, match="sliding_window"):
+        MultiHeadAttention(2, 3, sliding_window=window)

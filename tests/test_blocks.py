@@ -7,6 +7,7 @@ import pytest
 from cases import numpy, padding, randomize
 from keras import ops
 
+import keras_attn
 from keras_attn import (
     DecoderBlock,
     EncoderBlock,
@@ -385,3 +386,29 @@ def test_gradients_reach_every_weight():
         if np.array_equal(numpy(w), old) and not w.path.endswith("key/bias")
     ]
     assert still == []
+
+
+@pytest.mark.parametrize("normalization", ["layer", "rms"])
+@pytest.mark.parametrize("way", ["argument", "riding"])
+def test_the_branch_reads_the_mask_through_the_norm(normalization, way):
+    """Keras' RMSNormalization drops masks, and warns."""
+    from cases import Ride
+
+    mask, x = padding(LENGTH), array(BATCH, LENGTH, DIM)
+    layer = Residual(
+        keras_attn.MultiHeadAttention(2),
+        norm_placement="pre",
+        normalization=normalization,
+    )
+    other = np.where(mask[..., None], x, 9.0).astype("float32")
+    layer(x)
+    outputs = [
+        numpy(layer(y, mask=mask) if way == "argument" else layer(Ride(mask)(y)))
+        for y in (x, other)
+    ]
+    close(outputs[0][mask], outputs[1][mask])
+
+
+def test_the_branch_of_a_residual_is_a_layer():
+    with pytest.raises(TypeError, match=r"(?s)Keras layer.*'dense'"):
+        Residual("dense")

@@ -270,3 +270,26 @@ def test_heads_that_do_not_divide_are_refused():
         dot_product_attention(query, key[:, :4], value[:, :4])
     with pytest.raises(ValueError, match="multiple"):
         dot_product_attention(query, key[:, :2], value[:, :3])
+
+
+@pytest.mark.parametrize("low", [-np.inf, np.finfo("float32").min])
+@pytest.mark.parametrize("return_scores", [False, True])
+def test_a_bias_of_minus_infinity_is_a_mask(low, return_scores):
+    inputs, mask = arrays(), random_mask(BATCH, 1, QUERY, KEY)
+    mask[1, :, 2] = False  # a query that sees nothing
+    padding = np.arange(KEY) < 5
+    bias = np.where(mask, 0.5, low).astype("float32")
+    call = {"return_scores": return_scores}
+    both = dot_product_attention(*inputs, mask=padding[None, None], bias=bias, **call)
+    same = dot_product_attention(*inputs, mask=mask & padding, **call)
+    for one, two in zip(
+        keras.tree.flatten(both), keras.tree.flatten(same), strict=True
+    ):
+        close(one, numpy(two))
+        assert (numpy(one)[1, :, 2] == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(KEY,), (QUERY, 2), (3, QUERY, KEY), (1,) * 5])
+def test_a_bias_of_the_wrong_shape_is_refused(shape):
+    with pytest.raises(ValueError, match=r"(?s)broadcast.*\(2, 6, 5, 7\).*Received"):
+        dot_product_attention(*arrays(), bias=np.zeros(shape, "float32"))

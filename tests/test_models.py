@@ -244,7 +244,9 @@ BAD_MODELS = [
 ]
 
 
-@pytest.mark.parametrize("build, arguments, said", BAD_MODELS, ids=str)
+@pytest.mark.parametrize(
+    "build, arguments, said", BAD_MODELS, ids=lambda x: getattr(x, "__name__", str(x))
+)
 def test_a_bad_argument_is_refused(build, arguments, said):
     with pytest.raises(ValueError, match=f"(?s){said}"):
         build(**arguments)
@@ -270,3 +272,35 @@ def test_a_saved_model_is_loaded(name, tmp_path):
     model.quantize("int8")
     model.save(tmp_path / "int8.keras")
     close(keras.saving.load_model(tmp_path / "int8.keras")(x), model(x))
+
+
+def test_the_mean_is_over_tokens_whatever_the_image_format():
+    before = keras.config.image_data_format()
+    keras.config.set_image_data_format("channels_first")
+    try:
+        model = models.VisionTransformer(
+            None, 8, None, 4, 1, 6, 2, 11, pooling="mean", name="first"
+        )
+    finally:
+        keras.config.set_image_data_format(before)
+    assert model.output_shape == (None, 6)
+
+
+@pytest.mark.parametrize(
+    "build, arguments",
+    [
+        (
+            models.Transformer,
+            {"source_vocabulary_size": 9, "target_vocabulary_size": 0},
+        ),
+        (models.VisionTransformer, {"channels": 0}),
+        (models.VisionTransformer, {"image_size": (32,)}),
+        (models.VisionTransformer, {"image_size": 32.0}),
+        (models.VisionTransformer, {"num_classes": -1}),
+    ],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
+def test_a_size_is_a_positive_integer(build, arguments):
+    name, value = list(arguments.items())[-1]
+    with pytest.raises(ValueError, match=f"(?s){name}.*positive integer"):
+        build(**arguments)

@@ -95,8 +95,11 @@ def Transformer(
     num_decoder_layers = check_positive(
         "num_decoder_layers", num_decoder_layers, optional=True
     )
-    one_vocabulary = target_vocabulary_size in (None, source_vocabulary_size)
-    target_vocabulary_size = target_vocabulary_size or source_vocabulary_size
+    if target_vocabulary_size is None:
+        target_vocabulary_size = source_vocabulary_size
+    check_positive("source_vocabulary_size", source_vocabulary_size)
+    check_positive("target_vocabulary_size", target_vocabulary_size)
+    one_vocabulary = target_vocabulary_size == source_vocabulary_size
     if share_embeddings is None:
         share_embeddings = one_vocabulary
     if share_embeddings and not one_vocabulary:

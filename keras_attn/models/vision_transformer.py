@@ -3,7 +3,7 @@
 import keras
 from keras import layers
 
-from keras_attn.checks import check_choice
+from keras_attn.checks import check_choice, check_pair, check_positive
 from keras_attn.encoder import EncoderBlock
 from keras_attn.models.sizes import resolve
 from keras_attn.patches import PatchEmbedding, PrefixTokens
@@ -84,7 +84,9 @@ def VisionTransformer(
         intermediate_dim=intermediate_dim,
     )
     check_choice("pooling", pooling, ("token", "mean"))
-    height, width = (image_size,) * 2 if isinstance(image_size, int) else image_size
+    height, width = check_pair("image_size", image_size)
+    channels = check_positive("channels", channels)
+    num_classes = check_positive("num_classes", num_classes, optional=True)
     truncated_normal = keras.initializers.TruncatedNormal(stddev=0.02)
     patches = PatchEmbedding(
         settings["dim"],
@@ -118,7 +120,7 @@ def VisionTransformer(
         )(x)
     if norm_placement == "pre":
         x = layers.LayerNormalization(epsilon=epsilon, name="norm")(x)
-    mean = layers.GlobalAveragePooling1D(name="mean")
+    mean = layers.GlobalAveragePooling1D(data_format="channels_last", name="mean")
     x = x[:, 0] if pooling == "token" else mean(x)
     if num_classes is not None:
         x = layers.Dense(
