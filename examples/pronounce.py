@@ -87,7 +87,7 @@ RECIPES = {
         intermediate_dim=768,
         dropout=0.1,
         learning_rate=1.5e-3,
-        epochs=11,
+        epochs=9,
     ),
 }
 
