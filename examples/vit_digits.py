@@ -157,7 +157,7 @@ def plot_attention(vit, images, labels, path):
     """Draws the first of each of the ten digits under the class token's attention."""
     firsts = images[[np.argmax(labels == digit) for digit in range(10)]]
     attention = class_attention(vit, firsts)
-    figure = Figure(figsize=(10, 1.9), layout="constrained")
+    figure = Figure(figsize=(10, 1.6), layout="constrained")
     figure.suptitle("Where the class token looks (attention rollout; red is most)")
     for digit, axis in enumerate(figure.subplots(1, 10)):
         draw_attention(axis, firsts[digit] / 16, attention[digit])

@@ -8,7 +8,7 @@ from keras.saving import register_keras_serializable
 
 from keras_attn.checks import check_choice, check_pair, check_positive
 from keras_attn.masks import as_mask
-from keras_attn.serialization import quantized_dtype
+from keras_attn.serialization import fresh, quantized_dtype
 
 __all__ = ["PatchEmbedding", "PrefixTokens"]
 
@@ -84,8 +84,8 @@ class PatchEmbedding(layers.Layer):
             padding=self.padding,
             data_format="channels_last",
             use_bias=use_bias,
-            kernel_initializer=self.kernel_initializer,
-            bias_initializer=self.bias_initializer,
+            kernel_initializer=fresh(self.kernel_initializer),
+            bias_initializer=fresh(self.bias_initializer),
             dtype=self.dtype_policy,
             name="projection",
         )
@@ -207,7 +207,7 @@ class PrefixTokens(layers.Layer):
         self.tokens = self.add_weight(
             name="tokens",
             shape=(self.num_tokens, inputs_shape[-1]),
-            initializer=self.initializer,
+            initializer=fresh(self.initializer),
         )
 
     def call(self, inputs, mask=None):

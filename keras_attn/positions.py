@@ -12,6 +12,7 @@ from keras_attn.encodings import (
     sinusoidal_encoding_2d,
 )
 from keras_attn.masks import as_mask
+from keras_attn.serialization import fresh
 
 __all__ = [
     "LearnedPositionEmbedding",
@@ -225,7 +226,7 @@ class LearnedPositionEmbedding(layers.Layer):
         self.embeddings = self.add_weight(
             name="embeddings",
             shape=(*self.table_shape, inputs_shape[-1]),
-            initializer=self.initializer,
+            initializer=fresh(self.initializer),
         )
 
     def call(self, inputs, mask=None, positions=None):
