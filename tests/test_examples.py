@@ -87,19 +87,6 @@ def test_fashion_vit_reads_idx_files(example, tmp_path):
     np.testing.assert_array_equal(array, [[0, 1, 2], [3, 4, 5]])
 
 
-def test_fashion_vit_augments_without_losing_labels(example):
-    images = np.zeros((6, 28, 28, 1), "float32")
-    images[:, 14, 5, 0] = 1 + np.arange(6)
-    batches = example("fashion_vit").Augmented(images, np.arange(6), batch_size=3)
-    assert len(batches) == 2
-    for moved, one_hot in (batches[0], batches[1]):
-        assert moved.shape == (3, 28, 28, 1)
-        np.testing.assert_array_equal(moved.max((1, 2, 3)), 1 + one_hot.argmax(-1))
-        _, rows, cols, _ = np.nonzero(moved)
-        assert set(rows) <= {13, 14, 15}
-        assert set(cols) <= {4, 5, 6, 21, 22, 23}
-
-
 def test_vit_digits_moves_every_digit_by_one_pixel(example):
     image = np.zeros((1, 8, 8, 1), "float32")
     image[0, 3, 4] = 1
