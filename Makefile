@@ -37,7 +37,7 @@ test-jax: $(VENV)/stamp-test ## Run the tests on JAX
 test-torch: $(VENV)/stamp-test ## Run the tests on torch
 test-tensorflow test-jax test-torch: test-%:
 	@echo "==> tests on $*"
-	$(SINGLE) KERAS_BACKEND=$* $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+	$(SINGLE) KERAS_BACKEND=$* $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 lint: $(VENV)/stamp-lint ## Check format, lint and the floors of the house
 	$(BIN)/ruff format --check .
