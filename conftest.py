@@ -7,7 +7,6 @@ import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
-
 # What mkdocs loads, with packages that only the site needs.
 collect_ignore_glob = ["docs/*.py"]
 
