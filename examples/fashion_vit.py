@@ -123,7 +123,11 @@ def download():
 def build_vit(num_layers, dim=64):
     images = keras.Input((28, 28, 1), name="images")
     x = layers.Rescaling(1 / 90, offset=-73 / 90)(images)  # mean 0, deviation 1
-    x = ka.PatchEmbedding(dim, patch_size=8, strides=4, padding="same")(x)
+    # Convolutions see edges and weaves that a first layer of patches, on so few and so
+    # small pictures, does not learn (https://arxiv.org/abs/2106.14881).
+    for filters in (dim // 2, dim):
+        x = layers.Conv2D(filters, 3, strides=2, padding="same", activation="gelu")(x)
+    x = ka.PatchEmbedding(dim, patch_size=1)(x)
     x = ka.LearnedPositionEmbedding(
         (7, 7), initializer=keras.initializers.TruncatedNormal(stddev=0.5)
     )(x)  # (batch, 7, 7, dim)

@@ -1,6 +1,6 @@
 """Transformer and ViT layers for Keras 3 on TensorFlow, JAX and torch."""
 
-from keras_attn import encodings, masks, models
+from keras_attn import cache, encodings, masks, models
 from keras_attn.attention import MultiHeadAttention
 from keras_attn.decoder import DecoderBlock
 from keras_attn.dot_product import dot_product_attention
@@ -9,7 +9,10 @@ from keras_attn.encoder import EncoderBlock
 from keras_attn.feed_forward import FeedForward
 from keras_attn.patches import PatchEmbedding, PrefixTokens
 from keras_attn.positions import (
+    AlibiBias,
     LearnedPositionEmbedding,
+    RelativePositionBias,
+    RotaryEmbedding,
     SinusoidalPositionEncoding,
     SinusoidalPositionEncoding2D,
 )
@@ -23,6 +26,7 @@ from keras_attn.training import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "AlibiBias",
     "DecoderBlock",
     "EncoderBlock",
     "FeedForward",
@@ -33,10 +37,13 @@ __all__ = [
     "MultiHeadAttention",
     "PatchEmbedding",
     "PrefixTokens",
+    "RelativePositionBias",
     "Residual",
+    "RotaryEmbedding",
     "SinusoidalPositionEncoding",
     "SinusoidalPositionEncoding2D",
     "TokenEmbedding",
+    "cache",
     "dot_product_attention",
     "encodings",
     "masks",

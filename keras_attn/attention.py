@@ -2,6 +2,7 @@
 
 import functools
 import math
+import numbers
 import string
 
 import keras
@@ -9,14 +10,23 @@ from keras import constraints, initializers, layers, ops, regularizers
 from keras.saving import register_keras_serializable
 
 from keras_attn import axes
-from keras_attn.checks import check_positive, check_rate
+from keras_attn import cache as caches
+from keras_attn.checks import (
+    check_choice,
+    check_greater,
+    check_positive,
+    check_rate,
+    is_known_false,
+)
 from keras_attn.dot_product import dot_product_attention
 from keras_attn.masks import (
     CarryMask,
     combine_masks,
     sliding_window_mask,
+    token_positions,
     window_sides,
 )
+from keras_attn.normalization import make_norm, unit_length
 from keras_attn.serialization import fresh, quantized_dtype
 
 __all__ = ["MultiHeadAttention"]
@@ -67,6 +77,17 @@ class MultiHeadAttention(layers.Layer):
             multi-query ([Shazeer, 2019](https://arxiv.org/abs/1911.02150)), between is
             grouped-query ([Ainslie et al., 2023](https://arxiv.org/abs/2305.13245)).
             Defaults to `num_heads`.
+        position: a layer that says where the tokens stand: `RotaryEmbedding` turns
+            queries and keys, `AlibiBias` and `RelativePositionBias` add to the scores.
+            A layer with weights belongs to one attention layer.
+        query_key_norm: `"rms"` or `"layer"` normalizes every head of query and key
+            before they are rotated (Qwen 3, ViT-22B); `"l2"` gives them length 1, and
+            the scores a learned factor a head in place of $1 / \sqrt{d}$
+            ([Henry et al., 2020](https://arxiv.org/abs/2010.04245)).
+        logit_soft_cap: `c` bounds the scores to `(-c, c)` by `c * tanh(scores / c)`
+            (Gemma 2, [Riviere et al., 2024](https://arxiv.org/abs/2408.00118)).
+        use_sinks: a learned score a head beside those of the keys, so that a query can
+            look at nothing (gpt-oss).
 
     Call arguments:
         query: `(batch, query, dim)`, or more axes.
@@ -84,20 +105,41 @@ class MultiHeadAttention(layers.Layer):
         use_causal_mask: query `i` sees the keys `0 .. i`.
         bias: float, added to the scores; broadcasts, from the right, to
             `(batch, heads, query, key)`. -inf hides a key, as a mask does.
+        positions: where the queries stand, `(query,)` or `(batch, query)`, for
+            `position`. Defaults to the count of real tokens before each.
+        key_positions: where the keys stand. Defaults to `positions`, or to the count.
+        cache: what `make_cache` gave, or an earlier call: causal self-attention to the
+            tokens in it and to `query`, which joins them. Or what
+            `make_memory_cache` gave: cross-attention to that, without `value`.
+        cache_index: how many tokens the cache holds, an int or a scalar tensor, when
+            it is not what the cache itself has counted. A Python 0 reads only the new
+            tokens and costs least.
 
     Returns:
-        `(batch, query, dim)`; with `return_attention_scores` a pair with the weights
-        `(batch, heads, query, key)`.
+        `(batch, query, dim)`. With `return_attention_scores` a tuple with the weights,
+        `(batch, heads, query, key)`; with a cache that is written, a tuple that ends
+        with the new cache.
 
     Raises:
         TypeError: a float mask.
         ValueError: a size that is not positive, a width that `num_heads` does not
-            divide, keys and values of different lengths, a mask of another shape.
+            divide, keys and values of different lengths, a mask of another shape,
+            a write past the end of a cache. (Under `jit` with a tensor as
+            `cache_index` nobody can look: there the oldest tokens are forgotten.)
 
     Example:
     >>> x = keras.random.normal((2, 10, 64))
     >>> tuple(MultiHeadAttention(num_heads=4)(x, use_causal_mask=True).shape)
     (2, 10, 64)
+
+    Token by token, with a cache:
+    >>> attention = MultiHeadAttention(num_heads=4)
+    >>> whole = attention(x, use_causal_mask=True)
+    >>> cache = attention.make_cache(batch_size=2, max_length=10)
+    >>> for index in range(10):
+    ...     token, cache = attention(x[:, index : index + 1], cache=cache)
+    >>> bool(keras.ops.all(keras.ops.abs(token[:, 0] - whole[:, -1]) < 1e-5))
+    True
 
     Reference: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.
     """
@@ -124,6 +166,10 @@ class MultiHeadAttention(layers.Layer):
         seed=None,
         *,
         num_kv_heads=None,
+        position=None,
+        query_key_norm=None,
+        logit_soft_cap=None,
+        use_sinks=False,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -156,15 +202,25 @@ class MultiHeadAttention(layers.Layer):
         self.bias_constraint = constraints.get(bias_constraint)
         self.use_gate = use_gate
         self.seed = seed
+        self.position = _as_position(position)
+        if query_key_norm is not None:
+            check_choice("query_key_norm", query_key_norm, ("rms", "layer", "l2"))
+        self.query_key_norm = query_key_norm
+        if logit_soft_cap is not None:
+            check_greater("logit_soft_cap", logit_soft_cap, 0)
+        self.logit_soft_cap = logit_soft_cap
+        self.use_sinks = use_sinks
         self._use_flash = (
             keras.config.is_flash_attention_enabled()
             if flash_attention is None
             else flash_attention
         )
-        if self._use_flash and self.dropout:
+        if self._use_flash and (dropout or logit_soft_cap or use_sinks):
             raise ValueError(
-                "Dropout is not supported when flash attention is enabled. Received: "
-                f"dropout={dropout}, flash_attention={flash_attention}"
+                "Dropout is not supported when flash attention is enabled, nor are a "
+                f"soft cap and sinks. Received: dropout={dropout}, "
+                f"flash_attention={flash_attention}, "
+                f"logit_soft_cap={logit_soft_cap}, use_sinks={use_sinks}"
             )
 
     def build(
@@ -180,8 +236,10 @@ class MultiHeadAttention(layers.Layer):
         key_dim = self.key_dim or self._derived_key_dim(query_shape)
         value_dim = self.value_dim or key_dim
         kv_heads = self.num_kv_heads or self.num_heads
-        self._axes = axes.normalized(self.attention_axes, len(query_shape))
-        self._scale = key_dim**-0.5
+        self._rank = len(query_shape)
+        self._axes = axes.normalized(self.attention_axes, self._rank)
+        self._scale = 1.0 if self.query_key_norm == "l2" else key_dim**-0.5
+        self._cache_sizes = kv_heads, key_dim, value_dim
         if attention_mask_shape is not None:
             axes.check_unambiguous(attention_mask_shape, query_shape)
             axes.check_attention_mask(
@@ -206,6 +264,23 @@ class MultiHeadAttention(layers.Layer):
             self.output_feature or (query_shape[-1],),
             bound=2,
         )
+        heads_shape = (None, self.num_heads, None, key_dim)
+        self.query_norm = self.key_norm = self.logit_scale = self.sinks = None
+        if self.query_key_norm in ("rms", "layer"):
+            self.query_norm = self._head_norm("query_norm", heads_shape)
+            self.key_norm = self._head_norm("key_norm", heads_shape)
+        elif self.query_key_norm == "l2":
+            self.logit_scale = self.add_weight(
+                name="logit_scale",
+                shape=(self.num_heads,),
+                initializer=initializers.Constant(10.0),
+            )
+        if self.use_sinks:
+            self.sinks = self.add_weight(
+                name="sinks", shape=(self.num_heads,), initializer="zeros"
+            )
+        if self.position is not None:
+            self._build_position(heads_shape)
         self.attention_dropout = layers.Dropout(
             self.dropout,
             seed=self.seed,
@@ -236,6 +311,10 @@ class MultiHeadAttention(layers.Layer):
         training=None,
         use_causal_mask=False,
         bias=None,
+        positions=None,
+        key_positions=None,
+        cache=None,
+        cache_index=None,
     ):
         if value is None:  # `call` itself was called: see `__call__`
             value = query
@@ -246,16 +325,54 @@ class MultiHeadAttention(layers.Layer):
                 "Returning attention scores is not supported when flash attention is "
                 "enabled. Please disable flash attention to access attention scores."
             )
-        mask = self._mask(query, key, value_mask, key_mask, attention_mask)
+        heads = self._queries(query)  # (batch, heads, query, key_dim)
+        own = self._fold_padding("query_mask", query_mask, query)
+        window, written = self.sliding_window, None
+        if cache is not None and caches.is_memory(cache):
+            keys, values, padding = cache["key"], cache["value"], cache["mask"]
+            mask, window = ops.expand_dims(padding, 1), None  # (batch, 1, key)
+            places = self._places(positions, heads, own), token_positions(padding)
+            heads = self._turned(heads, places[0])
+            key = keys[:, 0]  # as long as what is read
+        else:
+            keys = self._keys(key)  # (batch, kv_heads, key, key_dim)
+            values = self._split(self.value, value)
+            padding = self._key_padding(key, value_mask, key_mask)
+            mask = None if padding is None else ops.expand_dims(padding, 1)
+            if cache is not None:
+                cache = self._checked(cache, cache_index, query)
+                counts = caches.counts_of(cache, padding, ops.shape(query)[1])
+                positions = counts if positions is None else positions
+            key_positions = positions if key_positions is None else key_positions
+            places = (
+                self._places(positions, heads, own),
+                self._places(key_positions, keys, padding),
+            )
+            heads = self._turned(heads, places[0])
+            keys = self._turned(keys, places[1])
+            if cache is not None:
+                new = keys, values, places[1], counts, padding
+                written = caches.append(cache, *new)
+                use_causal_mask = _is_start(cache_index)
+                if not use_causal_mask:
+                    left, window = self._left(cache), None
+                    keys, values, key_places, mask = caches.read(
+                        cache, written, *new, left
+                    )
+                    places = places[0], key_places
+                    key = keys[:, 0]
+
         result = dot_product_attention(
-            axes.fold(self.query(query), self._axes),  # (batch, heads, query, key_dim)
-            axes.fold(self.key(key), self._axes),  # (batch, kv_heads, key, key_dim)
-            axes.fold(self.value(value), self._axes),
-            mask=mask,
-            query_mask=self._fold_padding("query_mask", query_mask, query),
-            bias=axes.fold_bias(bias, query, key, self.num_heads, self._axes),
+            heads,
+            keys,
+            values,
+            mask=self._mask(mask, window, attention_mask, query, key),
+            query_mask=own,
+            bias=self._bias(bias, places, query, key),
             is_causal=use_causal_mask,
             scale=self._scale,
+            logit_soft_cap=self.logit_soft_cap,
+            sinks=self.sinks,
             dropout=self._active_dropout(training),
             flash_attention=self._use_flash,
             return_scores=return_attention_scores,
@@ -267,9 +384,49 @@ class MultiHeadAttention(layers.Layer):
         output = self.attention_output(output)  # (batch, query, dim)
         if query_mask is not None:
             output = self.carry_mask(output, mask=query_mask)
+        results = [output]
         if return_attention_scores:
-            return output, axes.unfold_scores(scores, query, key, self._axes)
-        return output
+            results.append(axes.unfold_scores(scores, query, key, self._axes))
+        if written is not None:
+            results.append(written)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def make_cache(self, batch_size, max_length, rolling=False):
+        """An empty cache for causal self-attention, see `keras_attn.cache`.
+
+        Args:
+            batch_size: number of rows.
+            max_length: how many tokens a row may have.
+            rolling: keep only the tokens that the sliding window sees; a row may then
+                have any number.
+        """
+        self._check_built("make_cache")
+        if rolling:
+            if self.sliding_window is None:
+                raise ValueError(
+                    "Only a sliding window lets a cache forget tokens. "
+                    f"Received: rolling={rolling}, sliding_window=None"
+                )
+            max_length = min(max_length, window_sides(self.sliding_window)[0] + 1)
+        kv_heads, key_dim, value_dim = self._cache_sizes
+        return caches.make_cache(
+            batch_size, kv_heads, max_length, key_dim, value_dim, self.compute_dtype
+        )
+
+    def make_memory_cache(self, value, key=None, mask=None):
+        """The keys and values of a memory, computed once for many queries.
+
+        Args:
+            value: `(batch, key, value_width)`.
+            key: `(batch, key, key_width)`. Defaults to `value`.
+            mask: `(batch, key)`, `True` at real tokens.
+        """
+        self._check_built("make_memory_cache")
+        key = value if key is None else key
+        padding = self._fold_padding("mask", mask, value)
+        keys = self._keys(key)
+        keys = self._turned(keys, self._places(None, keys, padding))
+        return caches.make_memory_cache(keys, self._split(self.value, value), padding)
 
     def compute_output_shape(self, query_shape, value_shape=None, key_shape=None):
         value_shape = query_shape if value_shape is None else value_shape
@@ -278,21 +435,38 @@ class MultiHeadAttention(layers.Layer):
         return (*query_shape[:-1], *(self.output_feature or query_shape[-1:]))
 
     def compute_output_spec(
-        self, query, value=None, key=None, return_attention_scores=False, **kwargs
+        self,
+        query,
+        value=None,
+        key=None,
+        return_attention_scores=False,
+        cache=None,
+        cache_index=None,
+        **kwargs,
     ):
         value = query if value is None else value
         key = value if key is None else key
         shape = self.compute_output_shape(query.shape, value.shape, key.shape)
-        output = keras.KerasTensor(shape, dtype=self.compute_dtype)
-        if not return_attention_scores:
-            return output
-        shape = axes.scores_shape(
-            query.shape,
-            key.shape,
-            self.num_heads,
-            axes.normalized(self.attention_axes, len(query.shape)),
-        )
-        return output, keras.KerasTensor(shape, dtype=self.compute_dtype)
+        results = [keras.KerasTensor(shape, dtype=self.compute_dtype)]
+        is_written = cache is not None and not caches.is_memory(cache)
+        if return_attention_scores:
+            shape = axes.scores_shape(
+                query.shape,
+                key.shape,
+                self.num_heads,
+                axes.normalized(self.attention_axes, len(query.shape)),
+            )
+            if cache is not None and not _is_start(cache_index):
+                shape = (*shape[:-1], self._num_read(query, cache))
+            results.append(keras.KerasTensor(shape, dtype=self.compute_dtype))
+        if is_written:
+            results.append(
+                {
+                    name: keras.KerasTensor(x.shape, dtype=x.dtype)
+                    for name, x in cache.items()
+                }
+            )
+        return results[0] if len(results) == 1 else tuple(results)
 
     # Keras' names of the projections, under which its weight files keep them too.
 
@@ -338,22 +512,85 @@ class MultiHeadAttention(layers.Layer):
             "use_gate": self.use_gate,
             "seed": self.seed,
             "num_kv_heads": self.num_kv_heads,
+            "position": self._position_config(),
+            "query_key_norm": self.query_key_norm,
+            "logit_soft_cap": self.logit_soft_cap,
+            "use_sinks": self.use_sinks,
             **quantized_dtype(self),
         }
 
-    def _mask(self, query, key, value_mask, key_mask, attention_mask):
+    @classmethod
+    def from_config(cls, config):
+        position = keras.saving.deserialize_keras_object(config.get("position"))
+        return super().from_config({**config, "position": position})
+
+    def _position_config(self):
+        config = keras.saving.serialize_keras_object(self.position)
+        if self.position is not None:
+            # Built by itself it would get other paths than inside this layer.
+            config.pop("build_config", None)
+        return config
+
+    def _queries(self, query):
+        heads = self._split(self.query, query)
+        if self.query_norm is not None:
+            heads = self.query_norm(heads)
+        if self.logit_scale is not None:
+            scale = ops.reshape(self.logit_scale, (-1, 1, 1))
+            heads = unit_length(heads) * ops.cast(scale, heads.dtype)
+        return heads
+
+    def _keys(self, key):
+        heads = self._split(self.key, key)
+        if self.key_norm is not None:
+            heads = self.key_norm(heads)
+        return heads if self.logit_scale is None else unit_length(heads)
+
+    def _split(self, projection, x):
+        """`(batch, heads, length, head_dim)`."""
+        return axes.fold(projection(x), self._axes)
+
+    def _places(self, positions, heads, padding):
+        """Where the tokens of `heads` stand, for those who ask."""
+        if positions is not None:
+            positions = ops.convert_to_tensor(positions)
+            if len(positions.shape) > 1 and len(self._axes) + 2 < self._rank:
+                raise ValueError(
+                    "Where attention does not run over all axes every row has the same "
+                    "`positions`, `(length,)`. Received: positions of shape "
+                    f"{tuple(positions.shape)}"
+                )
+            return positions
+        return None if self.position is None else self.position.count(heads, padding)
+
+    def _turned(self, heads, places):
+        return heads if self.position is None else self.position.rotate(heads, places)
+
+    def _bias(self, bias, places, query, key):
+        bias = axes.fold_bias(bias, query, key, self.num_heads, self._axes)
+        if self.position is None:
+            return bias
+        term = self.position.attention_bias(*places)
+        return term if bias is None else bias if term is None else bias + term
+
+    def _key_padding(self, key, value_mask, key_mask):
+        """`(batch, key)`, `True` at real tokens, or `None`."""
+        masks = [
+            self._fold_padding(name, mask, key)
+            for name, mask in (("value_mask", value_mask), ("key_mask", key_mask))
+            if mask is not None
+        ]
+        return functools.reduce(ops.logical_and, masks) if masks else None
+
+    def _mask(self, mask, window, attention_mask, query, key):
         """Every mask that hides keys, together on `(batch, heads, query, key)`."""
-        masks = []
-        for name, mask in (("value_mask", value_mask), ("key_mask", key_mask)):
-            mask = self._fold_padding(name, mask, key)
-            if mask is not None:
-                masks.append(ops.expand_dims(mask, 1))  # (batch, 1, key)
-        if self.sliding_window is not None:
+        masks = [mask]
+        if window is not None:
             lengths = (
                 math.prod(ops.shape(x)[axis] for axis in self._axes)
                 for x in (query, key)
             )
-            masks.append(sliding_window_mask(*lengths, window=self.sliding_window))
+            masks.append(sliding_window_mask(*lengths, window=window))
         if attention_mask is not None:
             masks.append(
                 axes.fold_attention_mask(
@@ -364,6 +601,63 @@ class MultiHeadAttention(layers.Layer):
 
     def _fold_padding(self, name, mask, x):
         return None if mask is None else axes.fold_padding(name, mask, x, self._axes)
+
+    def _checked(self, cache, cache_index, query):
+        """`cache`, holding `cache_index` tokens, if `query` fits in it."""
+        if len(query.shape) != 3:
+            raise ValueError(
+                "A cache is for queries `(batch, length, dim)`. "
+                f"Received: query of shape {tuple(query.shape)}"
+            )
+        if cache_index is not None:
+            cache = caches.rewind(cache, cache_index)
+        slots, length = cache["key"].shape[2], query.shape[1]
+        if length is None or self._left(cache) is not None:
+            return cache
+        held = cache["length"] if cache_index is None else cache_index
+        if is_known_false(ops.all(held + length <= slots)):
+            raise ValueError(
+                f"The cache of {self.name!r} has {slots} slots. Received: {length} "
+                f"tokens to join the {keras.ops.convert_to_numpy(held)} that it holds"
+            )
+        return cache
+
+    def _left(self, cache):
+        """How far back a query sees, if the cache holds that much: it may then roll."""
+        if self.sliding_window is None:
+            return None
+        left, _ = window_sides(self.sliding_window)
+        return left if left < cache["key"].shape[2] else None
+
+    def _num_read(self, query, cache):
+        """How many keys a query sees or not, of those that a cache gives it."""
+        slots = cache["key"].shape[2]
+        if caches.is_memory(cache) or self._left(cache) is None or query.shape[1] == 1:
+            return slots
+        return None if query.shape[1] is None else slots + query.shape[1]
+
+    def _check_built(self, method):
+        if not self.built:
+            raise ValueError(
+                f"The sizes of {self.name!r} are known once it is built: call it, or "
+                f"`build` it, before `{method}`."
+            )
+
+    def _head_norm(self, name, shape):
+        norm = make_norm(
+            self.query_key_norm, epsilon=1e-6, dtype=self.dtype_policy, name=name
+        )
+        norm.build(shape)
+        return norm
+
+    def _build_position(self, heads_shape):
+        if self.position.built and self.position.weights:
+            raise ValueError(
+                f"{self.position.name!r} belongs to another layer already. To share a "
+                "learned bias, call it once and pass what it gives as `bias=`. "
+                f"Received: position={self.position!r} of {self.name!r}"
+            )
+        self.position.build(heads_shape)
 
     def _active_dropout(self, training):
         if self.dropout and training:
@@ -440,3 +734,19 @@ def _as_shape(output_shape):
             "Invalid `output_shape`: expected a positive integer or a tuple of them. "
             f"Received: output_shape={output_shape}"
         ) from None
+
+
+def _as_position(position):
+    needed = ("count", "rotate", "attention_bias")
+    is_layer = isinstance(position, layers.Layer)
+    if position is None or (is_layer and all(hasattr(position, x) for x in needed)):
+        return position
+    raise TypeError(
+        "`position` must be a layer as `RotaryEmbedding`, `AlibiBias` or "
+        f"`RelativePositionBias`. Received: position={position!r}"
+    )
+
+
+def _is_start(cache_index):
+    """Whether it is a Python number, 0, before anything runs."""
+    return isinstance(cache_index, numbers.Integral) and cache_index == 0

@@ -3,13 +3,18 @@
 import math
 import numbers
 
+import keras
+
 __all__ = [
     "broadcasts",
     "check_choice",
+    "check_count",
     "check_greater",
     "check_pair",
     "check_positive",
+    "check_rank",
     "check_rate",
+    "is_known_false",
 ]
 
 
@@ -24,6 +29,13 @@ def check_positive(name, value, optional=False):
             f"{' or `None`' if optional else ''}. Received: {name}={value!r}"
         )
     return int(value)
+
+
+def check_count(name, value):
+    """`value` as an int, 0 or more."""
+    return (
+        0 if value == 0 and not isinstance(value, bool) else check_positive(name, value)
+    )
 
 
 def check_greater(name, value, bound):
@@ -75,3 +87,20 @@ def check_choice(name, value, choices):
             f"Received: {name}={value!r}"
         )
     return value
+
+
+def check_rank(layer, shape, rank, expected):
+    """Raises where the input of `layer` has another rank than `expected` says."""
+    if len(shape) != rank:
+        raise ValueError(
+            f"{type(layer).__name__} expects {expected}. "
+            f"Received: inputs_shape={tuple(shape)}"
+        )
+
+
+def is_known_false(value):
+    """Whether a boolean scalar is `False` already now, before any compiled run."""
+    try:
+        return not bool(keras.ops.convert_to_numpy(value))
+    except Exception:  # a traced value: each backend refuses with an error of its own
+        return False

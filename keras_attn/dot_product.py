@@ -24,6 +24,7 @@ def dot_product_attention(
     is_causal=False,
     scale=None,
     logit_soft_cap=None,
+    sinks=None,
     dropout=None,
     flash_attention=None,
     return_scores=False,
@@ -35,7 +36,7 @@ def dot_product_attention(
     The query is scaled before the product and the softmax is taken in float32, so half
     precision stays finite. A query that may see no key gives exactly 0, with finite
     gradients. Where the backend's fused kernel gives these same numbers (torch) it is
-    used; scores, dropout and soft-capping take the explicit path.
+    used; scores, dropout, soft-capping and sinks take the explicit path.
 
     Glossary of shapes: `batch`, `heads`, `query` and `key` (lengths), `head_dim`. With
     fewer key/value heads than query heads (`heads = groups * kv_heads`), query head `h`
@@ -55,6 +56,9 @@ def dot_product_attention(
         scale: factor on the scores. Defaults to `head_dim**-0.5`.
         logit_soft_cap: `c` bounds the scores to `(-c, c)` by `c * tanh(scores / c)`,
             before bias and mask (Gemma 2).
+        sinks: `(heads,)`, a score that every row has beside those of its keys, with no
+            value behind it: the weights then sum to less than 1 (gpt-oss;
+            [Xiao et al., 2024](https://arxiv.org/abs/2309.17453)).
         dropout: a function applied to the attention weights, or `None`.
         flash_attention: `True` demands the backend's flash kernel (an error where it
             cannot run), `False` forbids it, `None` leaves the choice open.
@@ -80,12 +84,14 @@ def dot_product_attention(
         bias = _as_bias(bias, query, key)
         # What is biased to -inf is hidden, and a row of nothing else is blind.
         mask = combine_masks(mask, bias > LOWEST_BIAS)
-    explicit = return_scores or dropout is not None or logit_soft_cap is not None
+    explicit = return_scores or any(
+        option is not None for option in (dropout, logit_soft_cap, sinks)
+    )
     if flash_attention and explicit:
         raise ValueError(
-            "A flash kernel gives no scores and takes no dropout and no soft cap. "
-            f"Received: flash_attention=True, return_scores={return_scores}, "
-            f"dropout={dropout}, logit_soft_cap={logit_soft_cap}"
+            "A flash kernel gives no scores and takes no dropout, no soft cap and no "
+            f"sinks. Received: flash_attention=True, return_scores={return_scores}, "
+            f"dropout={dropout}, logit_soft_cap={logit_soft_cap}, sinks={sinks}"
         )
     fused = not explicit and (flash_attention or keras.backend.backend() == "torch")
     has_blind_rows = mask is not None  # a causal mask alone always shows a query itself
@@ -98,7 +104,7 @@ def dot_product_attention(
             query, key, value, mask, bias, is_causal, scale, flash_attention
         )
     else:
-        weights = _weights(query, key, mask, bias, scale, logit_soft_cap)
+        weights = _weights(query, key, mask, bias, scale, logit_soft_cap, sinks)
         weights = ops.cast(weights, value.dtype)
         output = _per_group(weights if dropout is None else dropout(weights), value)
 
@@ -107,7 +113,7 @@ def dot_product_attention(
     return (output, _hide_blind_rows(weights, *hidden)) if return_scores else output
 
 
-def _weights(query, key, mask, bias, scale, logit_soft_cap):
+def _weights(query, key, mask, bias, scale, logit_soft_cap, sinks):
     """The softmax of the scores, float32, `(batch, heads, query, key)`."""
     scores = _per_group(query * scale, ops.swapaxes(key, -2, -1))
     scores = ops.cast(scores, "float32")
@@ -117,9 +123,19 @@ def _weights(query, key, mask, bias, scale, logit_soft_cap):
         scores = scores + ops.cast(bias, "float32")
     if mask is not None:
         scores = ops.where(mask, scores, MASKED_SCORE)
+    if sinks is not None:
+        return _softmax_beside(scores, sinks)
     if scores.shape[-1] == 1:
         return ops.exp(scores - scores)  # 1; Keras warns of a softmax over one key
     return ops.softmax(scores, axis=-1)
+
+
+def _softmax_beside(scores, sinks):
+    """The softmax over the scores of the keys and one more a head."""
+    sinks = ops.reshape(ops.cast(sinks, "float32"), (1, -1, 1, 1))
+    sinks = ops.broadcast_to(sinks, (*ops.shape(scores)[:3], 1))
+    weights = ops.softmax(ops.concatenate([scores, sinks], axis=-1), axis=-1)
+    return weights[..., :-1]
 
 
 def _per_group(left, right):

@@ -1,4 +1,4 @@
-"""Boolean attention masks: `True` means "may be seen".
+"""Boolean attention masks, `True` means "may be seen", and what is counted from them.
 
 Shapes, the same everywhere: `(query, key)` for a pattern that every row of the batch
 shares, `(batch, query, key)` for one that differs by row, `(batch, heads, query, key)`
@@ -11,13 +11,17 @@ from keras import layers, ops
 from keras.backend import is_float_dtype, standardize_dtype
 from keras.saving import register_keras_serializable
 
+from keras_attn.checks import broadcasts
+
 __all__ = [
     "causal_mask",
     "combine_masks",
     "padding_mask",
     "prefix_mask",
     "segment_mask",
+    "segment_positions",
     "sliding_window_mask",
+    "token_positions",
 ]
 
 
@@ -111,6 +115,46 @@ def prefix_mask(prefix_length, query_length, key_length=None):
         prefix_length = ops.expand_dims(prefix_length, -1)  # (batch, 1, 1)
     causal = causal_mask(query_length, key_length)
     return ops.logical_or(causal, ops.less(key, prefix_length))
+
+
+def token_positions(mask, inputs=None):
+    """Where each token stands: how many real tokens come before it in its row.
+
+    Args:
+        mask: `(batch, length)`, `True` at real tokens.
+        inputs: `(batch, length, dim)`, the tokens that the mask is of, to check it.
+
+    Returns:
+        `(batch, length)`, int32. Left-padded, right-padded and unpadded rows number
+        their real tokens alike, from 0.
+    """
+    mask = as_mask(mask)
+    if inputs is not None and not broadcasts(mask.shape, inputs.shape[:-1]):
+        raise ValueError(
+            "`mask` must have the shape of its input without the features, "
+            f"{tuple(inputs.shape[:-1])}. Received: mask of shape {tuple(mask.shape)}"
+        )
+    real = ops.cast(mask, "int32")
+    return ops.maximum(ops.cumsum(real, axis=-1) - 1, 0)
+
+
+def segment_positions(segment_ids):
+    """Where each token of a packed row stands: how many of its own segment come before.
+
+    Args:
+        segment_ids: `(batch, length)`, integer ids, as for `masks.segment_mask`.
+
+    Returns:
+        `(batch, length)`, int32: every segment counts from 0.
+
+    Example:
+    >>> packed = np.array([[1, 1, 1, 2, 2, 3]])
+    >>> keras.ops.convert_to_numpy(segment_positions(packed)).tolist()
+    [[0, 1, 2, 0, 1, 0]]
+    """
+    own = segment_mask(segment_ids)  # (batch, query, key)
+    before = causal_mask(ops.shape(own)[1], offset=-1)
+    return ops.sum(ops.cast(ops.logical_and(own, before), "int32"), axis=-1)
 
 
 def combine_masks(*masks):
