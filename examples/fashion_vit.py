@@ -125,8 +125,10 @@ def build_vit(num_layers, dim=64):
     x = layers.Rescaling(1 / 90, offset=-73 / 90)(images)  # mean 0, deviation 1
     # Convolutions see edges and weaves that a first layer of patches, on so few and so
     # small pictures, does not learn (https://arxiv.org/abs/2106.14881).
-    for filters in (dim // 2, dim):
-        x = layers.Conv2D(filters, 3, strides=2, padding="same", activation="gelu")(x)
+    for filters, strides in ((dim // 2, 1), (dim, 2), (dim, 2)):
+        x = layers.Conv2D(filters, 3, strides, padding="same", use_bias=False)(x)
+        x = layers.BatchNormalization()(x)
+        x = layers.Activation("gelu")(x)
     x = ka.PatchEmbedding(dim, patch_size=1)(x)
     x = ka.LearnedPositionEmbedding(
         (7, 7), initializer=keras.initializers.TruncatedNormal(stddev=0.5)

@@ -113,7 +113,8 @@ class MultiHeadAttention(layers.Layer):
             `make_memory_cache` gave: cross-attention to that, without `value`.
         cache_index: how many tokens the cache holds, an int or a scalar tensor, when
             it is not what the cache itself has counted. A Python 0 reads only the new
-            tokens and costs least.
+            tokens and costs least; else the keys of `attention_mask` and `bias` are
+            the slots of the cache.
 
     Returns:
         `(batch, query, dim)`. With `return_attention_scores` a tuple with the weights,
@@ -340,7 +341,7 @@ class MultiHeadAttention(layers.Layer):
             padding = self._key_padding(key, value_mask, key_mask)
             mask = None if padding is None else ops.expand_dims(padding, 1)
             if cache is not None:
-                cache = self._checked(cache, cache_index, query)
+                cache = self._checked(cache, cache_index, query, attention_mask, bias)
                 counts = caches.counts_of(cache, padding, ops.shape(query)[1])
                 positions = counts if positions is None else positions
             key_positions = positions if key_positions is None else key_positions
@@ -355,10 +356,11 @@ class MultiHeadAttention(layers.Layer):
                 written = caches.append(cache, *new)
                 use_causal_mask = _is_start(cache_index)
                 if not use_causal_mask:
-                    left, window = self._left(cache), None
+                    left = None if window is None else window_sides(window)[0]
                     keys, values, key_places, mask = caches.read(
-                        cache, written, *new, left
+                        cache, written, *new, left, self._rolls(cache)
                     )
+                    window = None
                     places = places[0], key_places
                     key = keys[:, 0]
 
@@ -602,8 +604,14 @@ class MultiHeadAttention(layers.Layer):
     def _fold_padding(self, name, mask, x):
         return None if mask is None else axes.fold_padding(name, mask, x, self._axes)
 
-    def _checked(self, cache, cache_index, query):
+    def _checked(self, cache, cache_index, query, attention_mask, bias):
         """`cache`, holding `cache_index` tokens, if `query` fits in it."""
+        if self._rolls(cache) and not (attention_mask is None and bias is None):
+            raise ValueError(
+                "The slots of a rolling cache hold other tokens at every step, which "
+                "`attention_mask` and `bias` cannot follow. Received: a cache of "
+                f"{cache['key'].shape[2]} slots, sliding_window={self.sliding_window}"
+            )
         if len(query.shape) != 3:
             raise ValueError(
                 "A cache is for queries `(batch, length, dim)`. "
@@ -612,7 +620,7 @@ class MultiHeadAttention(layers.Layer):
         if cache_index is not None:
             cache = caches.rewind(cache, cache_index)
         slots, length = cache["key"].shape[2], query.shape[1]
-        if length is None or self._left(cache) is not None:
+        if length is None or self._rolls(cache):
             return cache
         held = cache["length"] if cache_index is None else cache_index
         if is_known_false(ops.all(held + length <= slots)):
@@ -622,17 +630,16 @@ class MultiHeadAttention(layers.Layer):
             )
         return cache
 
-    def _left(self, cache):
-        """How far back a query sees, if the cache holds that much: it may then roll."""
+    def _rolls(self, cache):
+        """Whether the cache holds just what the sliding window sees."""
         if self.sliding_window is None:
-            return None
-        left, _ = window_sides(self.sliding_window)
-        return left if left < cache["key"].shape[2] else None
+            return False
+        return cache["key"].shape[2] == window_sides(self.sliding_window)[0] + 1
 
     def _num_read(self, query, cache):
         """How many keys a query sees or not, of those that a cache gives it."""
         slots = cache["key"].shape[2]
-        if caches.is_memory(cache) or self._left(cache) is None or query.shape[1] == 1:
+        if caches.is_memory(cache) or not self._rolls(cache) or query.shape[1] == 1:
             return slots
         return None if query.shape[1] is None else slots + query.shape[1]
 

@@ -142,7 +142,7 @@ def counts_of(cache, mask, length):
     return ops.expand_dims(cache["length"], 1) + inside
 
 
-def read(old, new, key, value, positions, counts, mask=None, left=None):
+def read(old, new, key, value, positions, counts, mask=None, left=None, rolls=False):
     """What the new tokens attend to, after they were appended.
 
     Args:
@@ -153,14 +153,14 @@ def read(old, new, key, value, positions, counts, mask=None, left=None):
         positions: `(length,)` or `(batch, length)`.
         counts: `(batch, length)`.
         mask: `(batch, length)`, `True` at real tokens.
-        left: how many tokens back a query sees; `None` for all. A cache that may roll
-            is read as it was, and the new tokens beside it: some of them see tokens
-            that others of them replace.
+        left: how many tokens back a query sees; `None` for all.
+        rolls: whether new tokens may have replaced some that others of them see: the
+            cache is then read as it was, and the new tokens beside it.
 
     Returns:
         Keys, values, their positions `(batch, keys)`, a mask `(batch, length, keys)`.
     """
-    if left is None or key.shape[2] == 1:
+    if not rolls or key.shape[2] == 1:
         key, value, positions = new["key"], new["value"], new["positions"]
         key_counts = ordinals(new)
         is_filled = key_counts >= 0

@@ -30,12 +30,16 @@ def inside(weights, name):
 # --- Attention -----------------------------------------------------------------------
 
 
-def softmax(x):
-    """Of a vector; -inf is a masked entry, and a vector of nothing else gives 0."""
+def softmax(x, sink=-np.inf):
+    """Of a vector; -inf is a masked entry, and a vector of nothing else gives 0.
+
+    `sink` is one more score, of no entry.
+    """
     if np.all(np.isneginf(x)):
         return np.zeros_like(x)
-    e = np.exp(x - x.max())
-    return e / e.sum()
+    top = max(x.max(), sink)
+    e = np.exp(x - top)
+    return e / (e.sum() + np.exp(sink - top))
 
 
 def attention(
@@ -48,6 +52,7 @@ def attention(
     scale=None,
     soft_cap=None,
     window=None,
+    sinks=None,
 ):
     """Softmax(QK^T * scale + bias) V, one query at a time.
 
@@ -78,18 +83,33 @@ def attention(
                 if soft_cap is not None:
                     score = soft_cap * math.tanh(score / soft_cap)
                 scores[j] = score + bias[b, h, i, j]
-        weights[b, h, i] = softmax(scores)
+        sink = -np.inf if sinks is None else sinks[h]
+        weights[b, h, i] = softmax(scores, sink)
         output[b, h, i] = weights[b, h, i] @ value[b, group]
     return output, weights
 
 
 def multi_head_attention(
-    weights, query, value=None, key=None, attention_axes=None, mask=None, **options
+    weights,
+    query,
+    value=None,
+    key=None,
+    attention_axes=None,
+    mask=None,
+    bias=None,
+    positions=None,
+    key_positions=None,
+    rotary=None,
+    position_bias=None,
+    **options,
 ):
-    """A whole layer: project, attend, gate, project back.
+    """A whole layer: project, normalize, turn, attend, gate, project back.
 
-    query (batch, ..., width). `mask` broadcasts to (batch and other axes..., heads,
-    query axes..., key axes...). Returns output and weights, as Keras lays them out.
+    query (batch, ..., width). `mask` and `bias` broadcast to (batch and other axes...,
+    heads, query axes..., key axes...). `rotary` holds arguments of `rotary()`;
+    `position_bias` is a function of the positions of a query and a key that gives a
+    number a head. Norms, sinks and gate are there if their weights are. Returns output
+    and weights, as Keras lays them out.
     """
     value = query if value is None else value
     key = value if key is None else key
@@ -107,6 +127,7 @@ def multi_head_attention(
     key_sizes = [key.shape[axis] for axis in run]
     full = (*other_sizes, heads, *query_sizes, *key_sizes)
     mask = np.broadcast_to(True if mask is None else mask, full)
+    bias = np.broadcast_to(0.0 if bias is None else bias, full)
     output = np.zeros((*query.shape[:-1], *out_shape))
     scores = np.zeros(full)
 
@@ -128,12 +149,50 @@ def multi_head_attention(
         q, index = rows(query, where)
         k, v = rows(key, where)[0], rows(value, where)[0]
         seen = mask[where].reshape(heads, len(q), len(k))
+        terms = bias[where].reshape(heads, len(q), len(k)).copy()
+        heads_of = {"query": project("query", q), "key": project("key", k)}
+        stands = {
+            "query": np.arange(len(q)) if positions is None else positions[where[0]],
+            "key": np.arange(len(k)),
+        }
+        if key_positions is not None:
+            stands["key"] = key_positions[where[0]]
+        elif positions is not None and len(positions[where[0]]) == len(k):
+            stands["key"] = positions[where[0]]
+        scale = options.get("scale")
+        for name in heads_of:
+            norm = inside(weights, f"{name}_norm")
+            if "scale" in norm:
+                heads_of[name] = rms_norm(norm, heads_of[name], 1e-6)
+            if "gamma" in norm:
+                heads_of[name] = layer_norm(norm, heads_of[name], 1e-6)
+            if "logit_scale" in weights:
+                length = np.linalg.norm(heads_of[name], axis=-1, keepdims=True)
+                heads_of[name] = heads_of[name] / length
+                scale = 1.0
+            if rotary is not None:
+                heads_of[name] = np.stack(
+                    [
+                        [
+                            turned(x, at, **rotary)
+                            for x, at in zip(head, stands[name], strict=True)
+                        ]
+                        for head in heads_of[name]
+                    ]
+                )
+        if "logit_scale" in weights:
+            heads_of["query"] *= weights["logit_scale"][:, None, None]
+        if position_bias is not None:
+            for i, j in np.ndindex(len(q), len(k)):
+                terms[:, i, j] += position_bias(stands["query"][i], stands["key"][j])
         attended, shares = attention(
-            project("query", q)[None],
-            project("key", k)[None],
+            heads_of["query"][None],
+            heads_of["key"][None],
             project("value", v)[None],
             mask=seen[None],
-            **options,
+            bias=terms[None],
+            sinks=weights.get("sinks"),
+            **{**options, "scale": scale},
         )
         attended = attended[0]  # (heads, query, value_dim)
         if "gate/kernel" in weights:
@@ -279,6 +338,106 @@ def sinusoids_2d(rows, cols, dim, max_wavelength=10_000, layout="interleaved"):
         table[r, c, :half] = sinusoids([r], half, max_wavelength, layout)[0]
         table[r, c, half:] = sinusoids([c], half, max_wavelength, layout)[0]
     return table
+
+
+def frequency(pair, dim, base=10_000, scaling=None):
+    """The angle by which pair `pair` of `dim` features turns a position.
+
+    Llama 3 (Grattafiori et al., 2024, as its released code has it) and YaRN (Peng et
+    al., 2023, sections 3.1 and 3.2; the ramp over pairs as in the authors' code).
+    """
+    theta = base ** (-2 * pair / dim)
+    if scaling is None:
+        return theta
+    kind, factor = scaling["rope_type"], scaling["factor"]
+    if kind == "linear":
+        return theta / factor
+    if kind == "ntk":
+        return (base * factor ** (dim / (dim - 2))) ** (-2 * pair / dim)
+    length = scaling["original_max_position_embeddings"]
+    if kind == "llama3":
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        wavelength = 2 * math.pi / theta
+        if wavelength < length / high:
+            return theta
+        if wavelength > length / low:
+            return theta / factor
+        smooth = (length / wavelength - low) / (high - low)
+        return (1 - smooth) * theta / factor + smooth * theta
+    assert kind == "yarn"
+    first, last = (
+        dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+        for turns in (32, 1)
+    )
+    first, last = max(math.floor(first), 0), min(math.ceil(last), dim - 1)
+    ramp = min(max((pair - first) / max(last - first, 1e-3), 0), 1)
+    return theta / factor * ramp + theta * (1 - ramp)
+
+
+def turned(
+    x, position, base=10_000, layout="halves", rotary_dim=None, scaling=None, grid=None
+):
+    """A head's vector, rotated as its position says: every pair a complex number.
+
+    `position` is a number, or with `grid` a row and a column.
+    """
+    width = rotary_dim or len(x)
+    if grid is not None:
+        half = width // 2
+        settings = dict(base=base, layout=layout, scaling=scaling)
+        return np.concatenate(
+            [
+                turned(x[:half], position[0], **settings),
+                turned(x[half:width], position[1], **settings),
+                x[width:],
+            ]
+        )
+    y = np.array(x, "float64")
+    factor = 1.0
+    if scaling is not None and scaling["rope_type"] == "yarn":
+        factor = 0.1 * math.log(scaling["factor"]) + 1
+    for pair in range(width // 2):
+        a, b = pair, pair + width // 2
+        if layout == "interleaved":
+            a, b = 2 * pair, 2 * pair + 1
+        angle = position * frequency(pair, width, base, scaling)
+        number = (
+            factor * complex(x[a], x[b]) * complex(math.cos(angle), math.sin(angle))
+        )
+        y[a], y[b] = number.real, number.imag
+    return y
+
+
+def alibi(num_heads):
+    """-m |i - j|: m from 2^(-8/n), by its own powers; n the next power of two below,
+
+    then every second slope of the one above (Press et al., 2022, appendix A.3)."""
+    power = 1
+    while 2 * power <= num_heads:
+        power *= 2
+    slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
+    slopes += [2 ** (-8 * (h + 1) / (2 * power)) for h in range(0, 2 * power, 2)]
+    slopes = np.array(slopes[:num_heads])
+    return lambda query, key: -slopes * abs(query - key)
+
+
+def t5_bias(table, max_distance, bidirectional):
+    """`table` (buckets, heads); Raffel et al., 2020, as their released code has it."""
+
+    def bias(query, key):
+        buckets, first, distance = len(table), 0, query - key
+        if bidirectional:
+            buckets //= 2
+            first = buckets if distance < 0 else 0
+            distance = abs(distance)
+        distance = max(distance, 0)
+        exact = buckets // 2
+        if distance >= exact:
+            share = math.log(distance / exact) / math.log(max_distance / exact)
+            distance = min(exact + int(share * (buckets - exact) + 1e-9), buckets - 1)
+        return table[first + distance]
+
+    return bias
 
 
 def token_positions(mask):

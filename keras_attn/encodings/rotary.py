@@ -24,7 +24,8 @@ def rotary_frequencies(dim, base=10_000, scaling=None):
     * `{"rope_type": "yarn", "factor": f, "original_max_position_embeddings": n}`:
       the slow ones over f, the fast ones as they are, between `beta_fast` (32) and
       `beta_slow` (1) turns over n tokens a ramp; sines and cosines times
-      `attention_factor` ($0.1 \ln f + 1$)
+      `attention_factor` ($0.1 \ln f + 1$); with `truncate` (`True`) the ramp begins
+      and ends at whole pairs
       ([Peng et al., 2023](https://arxiv.org/abs/2309.00071));
     * `{"rope_type": "llama3", "factor": f, "original_max_position_embeddings": n,
       "low_freq_factor": l, "high_freq_factor": h}`: over f where a turn takes more
@@ -72,7 +73,12 @@ ROTARY_SCALINGS = {
     "ntk": (("factor",), {}),
     "yarn": (
         ("factor", "original_max_position_embeddings"),
-        {"beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": None},
+        {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "attention_factor": None,
+            "truncate": True,
+        },
     ),
     "llama3": (
         ("factor", "original_max_position_embeddings"),
@@ -107,8 +113,10 @@ def _yarn_ramp(dim, base, length, settings):
     def pair_of(turns):
         return dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    first = max(math.floor(pair_of(settings["beta_fast"])), 0)
-    last = min(math.ceil(pair_of(settings["beta_slow"])), dim - 1)
+    first, last = pair_of(settings["beta_fast"]), pair_of(settings["beta_slow"])
+    if settings["truncate"]:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
     if first == last:
         last += 0.001  # a step instead of a ramp
     return np.clip((np.arange(dim // 2) - first) / (last - first), 0.0, 1.0)
