@@ -1,7 +1,6 @@
 """Multi-head attention."""
 
 import functools
-import math
 import numbers
 import string
 
@@ -18,11 +17,10 @@ from keras_attn.checks import (
     check_rate,
     is_known_false,
 )
-from keras_attn.dot_product import dot_product_attention
+from keras_attn.dot_product import IMPLEMENTATIONS, dot_product_attention
 from keras_attn.masks import (
     CarryMask,
     combine_masks,
-    sliding_window_mask,
     token_positions,
     window_sides,
 )
@@ -88,6 +86,9 @@ class MultiHeadAttention(layers.Layer):
             (Gemma 2, [Riviere et al., 2024](https://arxiv.org/abs/2408.00118)).
         use_sinks: a learned score a head beside those of the keys, so that a query can
             look at nothing (gpt-oss).
+        implementation: `"dense"`, `"blocked"` or `"chunked"`, see
+            `dot_product_attention`: the same numbers, other time and memory. Defaults
+            to what suits the size.
 
     Call arguments:
         query: `(batch, query, dim)`, or more axes.
@@ -171,6 +172,7 @@ class MultiHeadAttention(layers.Layer):
         query_key_norm=None,
         logit_soft_cap=None,
         use_sinks=False,
+        implementation=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -211,6 +213,9 @@ class MultiHeadAttention(layers.Layer):
             check_greater("logit_soft_cap", logit_soft_cap, 0)
         self.logit_soft_cap = logit_soft_cap
         self.use_sinks = use_sinks
+        if implementation is not None:
+            check_choice("implementation", implementation, IMPLEMENTATIONS)
+        self.implementation = implementation
         self._use_flash = (
             keras.config.is_flash_attention_enabled()
             if flash_attention is None
@@ -368,16 +373,21 @@ class MultiHeadAttention(layers.Layer):
             heads,
             keys,
             values,
-            mask=self._mask(mask, window, attention_mask, query, key),
+            mask=self._mask(mask, attention_mask, query, key),
             query_mask=own,
-            bias=self._bias(bias, places, query, key),
+            bias=axes.fold_bias(bias, query, key, self.num_heads, self._axes),
             is_causal=use_causal_mask,
+            sliding_window=window,
+            position_bias=self.position and self.position.attention_bias,
+            query_positions=places[0],
+            key_positions=places[1],
             scale=self._scale,
             logit_soft_cap=self.logit_soft_cap,
             sinks=self.sinks,
             dropout=self._active_dropout(training),
             flash_attention=self._use_flash,
             return_scores=return_attention_scores,
+            implementation=self.implementation,
         )
         output, scores = result if return_attention_scores else (result, None)
         output = axes.unfold(output, ops.shape(query)[:-1], self._axes)
@@ -518,6 +528,7 @@ class MultiHeadAttention(layers.Layer):
             "query_key_norm": self.query_key_norm,
             "logit_soft_cap": self.logit_soft_cap,
             "use_sinks": self.use_sinks,
+            "implementation": self.implementation,
             **quantized_dtype(self),
         }
 
@@ -568,13 +579,6 @@ class MultiHeadAttention(layers.Layer):
     def _turned(self, heads, places):
         return heads if self.position is None else self.position.rotate(heads, places)
 
-    def _bias(self, bias, places, query, key):
-        bias = axes.fold_bias(bias, query, key, self.num_heads, self._axes)
-        if self.position is None:
-            return bias
-        term = self.position.attention_bias(*places)
-        return term if bias is None else bias if term is None else bias + term
-
     def _key_padding(self, key, value_mask, key_mask):
         """`(batch, key)`, `True` at real tokens, or `None`."""
         masks = [
@@ -584,22 +588,16 @@ class MultiHeadAttention(layers.Layer):
         ]
         return functools.reduce(ops.logical_and, masks) if masks else None
 
-    def _mask(self, mask, window, attention_mask, query, key):
-        """Every mask that hides keys, together on `(batch, heads, query, key)`."""
-        masks = [mask]
-        if window is not None:
-            lengths = (
-                math.prod(ops.shape(x)[axis] for axis in self._axes)
-                for x in (query, key)
-            )
-            masks.append(sliding_window_mask(*lengths, window=window))
-        if attention_mask is not None:
-            masks.append(
-                axes.fold_attention_mask(
-                    attention_mask, query, key, self.num_heads, self._axes
-                )
-            )
-        return combine_masks(*masks)
+    def _mask(self, mask, attention_mask, query, key):
+        """The masks that hide keys, together on `(batch, heads, query, key)`."""
+        if attention_mask is None:
+            return mask
+        return combine_masks(
+            mask,
+            axes.fold_attention_mask(
+                attention_mask, query, key, self.num_heads, self._axes
+            ),
+        )
 
     def _fold_padding(self, name, mask, x):
         return None if mask is None else axes.fold_padding(name, mask, x, self._axes)

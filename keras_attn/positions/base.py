@@ -13,8 +13,12 @@ class AttentionPosition(layers.Layer):
     """A layer that tells an attention layer where its tokens stand.
 
     It may turn queries and keys, and it may add a term to the scores. To write one of
-    your own, override `rotate` or `attention_bias`.
+    your own, override `rotate`, or define `attention_bias`: a method of the positions
+    of queries and keys, `(length,)` or `(batch, length)`, that gives the term,
+    `(batch or 1, heads, query, key)`.
     """
+
+    attention_bias = None
 
     def count(self, x, mask=None):
         """The positions of the tokens of `x`, `(batch, heads, length, head_dim)`.
@@ -33,10 +37,6 @@ class AttentionPosition(layers.Layer):
     def rotate(self, x, positions):
         """`x`, `(batch, heads, length, head_dim)`, as it is at these positions."""
         return x
-
-    def attention_bias(self, query_positions, key_positions):
-        """The term on the scores, `(batch or 1, heads, query, key)`, or `None`."""
-        return None
 
 
 class PositionBias(AttentionPosition):
