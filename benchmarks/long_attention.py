@@ -3,8 +3,8 @@
     KERAS_BACKEND=jax python benchmarks/long_attention.py
     python benchmarks/long_attention.py --backends tensorflow jax torch
 
-Every figure is of a fresh process that runs one forward pass twice: the second is timed;
-memory is the greatest resident size over what it was before the pass.
+Every figure is of a fresh process that runs three forward passes, the first untimed;
+memory is the greatest resident size over what it was before.
 """
 
 import argparse

@@ -13,6 +13,7 @@ import numpy as np
 
 import keras_attn
 from keras_attn import (
+    AlibiBias,
     DecoderBlock,
     EncoderBlock,
     FeedForward,
@@ -20,7 +21,9 @@ from keras_attn import (
     MultiHeadAttention,
     PatchEmbedding,
     PrefixTokens,
+    RelativePositionBias,
     Residual,
+    RotaryEmbedding,
     SinusoidalPositionEncoding,
     SinusoidalPositionEncoding2D,
     TokenEmbedding,
@@ -200,6 +203,27 @@ CASES = [
         inputs=((5, 2, 7),),
         open_axes=((0, 1),),
     ),
+    Case(
+        "rotary",
+        RotaryEmbedding,
+        {"layout": "interleaved", "rotary_dim": 4},
+        inputs=((2, LENGTH, DIM),),
+        open_axes=((1,),),
+        keeps_mask=False,
+    ),
+    Case(
+        "rotary_grid",
+        RotaryEmbedding,
+        {"grid": (2, 3), "num_prefix_tokens": 1, "base": 100},
+        inputs=((2, 7, 8),),
+        open_axes=((),),
+    ),
+    Case("alibi", AlibiBias, {"num_heads": 3}),
+    Case(
+        "t5_bias",
+        RelativePositionBias,
+        {"num_heads": 3, "num_buckets": 6, "bidirectional": False},
+    ),
     _attention("attention"),
     _attention("attention_causal", call={"use_causal_mask": True}, use_bias=False),
     _attention(
@@ -213,6 +237,29 @@ CASES = [
     _attention("attention_window_pair", sliding_window=(2, 0)),
     _attention("attention_gate", use_gate=True),
     _attention("attention_grouped", num_heads=6, num_kv_heads=2),
+    _attention(
+        "attention_rotary",
+        key_dim=4,
+        position=functools.partial(RotaryEmbedding, name="position"),
+        query_key_norm="rms",
+        call={"use_causal_mask": True},
+    ),
+    _attention(
+        "attention_alibi",
+        position=functools.partial(AlibiBias, 2, name="position"),
+        query_key_norm="layer",
+        logit_soft_cap=2.0,
+    ),
+    _attention(
+        "attention_t5",
+        ((LENGTH, DIM), (MEMORY, DIM)),
+        position=functools.partial(
+            RelativePositionBias, 2, num_buckets=8, max_distance=5, name="position"
+        ),
+        query_key_norm="l2",
+        use_sinks=True,
+    ),
+    _attention("attention_chunked", sliding_window=3, implementation="chunked"),
     _attention(
         "attention_axes", ((2, LENGTH, DIM), (2, MEMORY, DIM)), attention_axes=(2,)
     ),

@@ -12,7 +12,7 @@ __all__ = ["chunked_attention"]
 CHUNK = 512
 
 
-def chunked_attention(query, key, value, scoring, chunk=CHUNK):
+def chunked_attention(query, key, value, scoring):
     """The softmax and its sum of values, kept up to date chunk by chunk of keys.
 
     What is kept of the keys so far is the greatest score, the sum of the weights
@@ -20,7 +20,7 @@ def chunked_attention(query, key, value, scoring, chunk=CHUNK):
     """
     batch, length = ops.shape(query)[0], key.shape[2]
     heads, rows = query.shape[1], query.shape[2]
-    chunk = min(chunk, length)
+    chunk = min(CHUNK, length)
     steps = math.ceil(length / chunk)
     rest = steps * chunk - length
 
