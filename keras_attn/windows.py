@@ -109,7 +109,7 @@ def shifted_window_mask(rows, cols, window_size, shift):
         ValueError: a shift that is negative or not below the window's size, or a grid
             that the windows do not cover exactly.
 
-    Example: one window of a row that is shifted by one.
+    Example:
     >>> mask = keras_attn.windows.shifted_window_mask(1, 4, (1, 4), (0, 1))
     >>> keras.ops.convert_to_numpy(mask[0]).astype(int)
     array([[1, 1, 1, 0],
