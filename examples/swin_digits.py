@@ -1,7 +1,7 @@
 """A small Swin Transformer, written out of the library's parts, reads digits.
 
     python examples/swin_digits.py            # a few minutes on two cores
-    python examples/swin_digits.py --smoke    # the same path: one epoch
+    python examples/swin_digits.py --smoke    # the same path: three epochs
 
 Attention runs inside windows of the grid; every second block shifts them, and between
 the stages four neighbours become one token. Runs unchanged on TensorFlow, JAX and
@@ -52,7 +52,7 @@ def main(argv=None):
         train_images,
         train_labels,
         batch_size=64,
-        epochs=1 if args.smoke else 20,
+        epochs=3 if args.smoke else 20,
         verbose="auto" if sys.stdout.isatty() else 2,
     )
     seconds = time.monotonic() - started
@@ -74,7 +74,7 @@ def main(argv=None):
 
 def parse_arguments(argv):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--smoke", action="store_true", help="one epoch")
+    parser.add_argument("--smoke", action="store_true", help="three epochs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=pathlib.Path, default="out/swin")
     return parser.parse_args(argv)

@@ -199,7 +199,7 @@ def _grid_bias(name, shape, **arguments):
     axes = tuple(range(1, len(shape) + 1))
 
     def for_every_row(output, first):
-        return output + 0.0 * ops.reshape(ops.mean(first, axis=axes), (-1, 1, 1, 1))
+        return output + ops.reshape(ops.mean(first, axis=axes), (-1, 1, 1, 1))
 
     return Case(
         name,

@@ -27,6 +27,10 @@ class RelativePositionBias2D(layers.Layer):
     class token). On a grid of another size the table is resized like an image, by the
     rule of `LearnedPositionEmbedding`; the prefix entries stay as they are.
 
+    The weights are `table`, `(2 * rows - 1, 2 * cols - 1, num_heads)`, which is Swin's
+    `relative_position_bias_table` with its first axis in two, and `prefix_table`,
+    `(3, num_heads)`, the last three rows of BEiT's.
+
     Args:
         num_heads: number of attention heads.
         grid: an int or `(rows, cols)` of the grid, or the window, the table is learned
