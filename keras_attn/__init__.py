@@ -1,21 +1,32 @@
 """Transformer and ViT layers for Keras 3 on TensorFlow, JAX and torch."""
 
-from keras_attn import cache, encodings, masks, models
+from keras_attn import cache, encodings, masks, models, windows
 from keras_attn.attention import MultiHeadAttention
+from keras_attn.conv_stem import ConvStem
 from keras_attn.decoder import DecoderBlock
 from keras_attn.dot_product import dot_product_attention
 from keras_attn.embeddings import TokenEmbedding
 from keras_attn.encoder import EncoderBlock
 from keras_attn.feed_forward import FeedForward
-from keras_attn.patches import PatchEmbedding, PrefixTokens
+from keras_attn.patch_dropout import (
+    MaskTokens,
+    PatchDropout,
+    RandomMasking,
+    restore_tokens,
+)
+from keras_attn.patch_kernel import resample_patch_kernel
+from keras_attn.patches import PatchEmbedding, TubeletEmbedding
+from keras_attn.pooling import AttentionPooling
 from keras_attn.positions import (
     AlibiBias,
     LearnedPositionEmbedding,
     RelativePositionBias,
+    RelativePositionBias2D,
     RotaryEmbedding,
     SinusoidalPositionEncoding,
     SinusoidalPositionEncoding2D,
 )
+from keras_attn.prefix_tokens import PrefixTokens
 from keras_attn.residual import Residual
 from keras_attn.training import (
     InverseSquareRootWarmup,
@@ -27,25 +38,35 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AlibiBias",
+    "AttentionPooling",
+    "ConvStem",
     "DecoderBlock",
     "EncoderBlock",
     "FeedForward",
     "InverseSquareRootWarmup",
     "LearnedPositionEmbedding",
+    "MaskTokens",
     "MaskedAccuracy",
     "MaskedSparseCategoricalCrossentropy",
     "MultiHeadAttention",
+    "PatchDropout",
     "PatchEmbedding",
     "PrefixTokens",
+    "RandomMasking",
     "RelativePositionBias",
+    "RelativePositionBias2D",
     "Residual",
     "RotaryEmbedding",
     "SinusoidalPositionEncoding",
     "SinusoidalPositionEncoding2D",
     "TokenEmbedding",
+    "TubeletEmbedding",
     "cache",
     "dot_product_attention",
     "encodings",
     "masks",
     "models",
+    "resample_patch_kernel",
+    "restore_tokens",
+    "windows",
 ]

@@ -14,6 +14,7 @@ __all__ = [
     "check_positive",
     "check_rank",
     "check_rate",
+    "check_sides",
     "is_known_false",
 ]
 
@@ -62,11 +63,16 @@ def check_rate(name, value):
 
 def check_pair(name, value):
     """`value`, a positive int or a pair of them, as the pair."""
-    sides = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
-    if len(sides) != 2:
+    return check_sides(name, value, 2)
+
+
+def check_sides(name, value, count):
+    """`value`, a positive int or `count` (2 or 3) of them, as a tuple of `count`."""
+    sides = tuple(value) if isinstance(value, (tuple, list)) else (value,) * count
+    if len(sides) != count:
         raise ValueError(
-            f"`{name}` must be a positive integer or a pair of them. "
-            f"Received: {name}={value!r}"
+            f"`{name}` must be a positive integer or a {('pair', 'triple')[count - 2]} "
+            f"of them. Received: {name}={value!r}"
         )
     return tuple(check_positive(name, side) for side in sides)
 

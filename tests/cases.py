@@ -7,26 +7,35 @@ pytest tests/test_contract.py -k encoder_post` runs every contract on one row.
 import dataclasses
 import functools
 import random
+from collections.abc import Callable
 
 import keras
 import numpy as np
+from keras import ops
 
 import keras_attn
 from keras_attn import (
     AlibiBias,
+    AttentionPooling,
+    ConvStem,
     DecoderBlock,
     EncoderBlock,
     FeedForward,
     LearnedPositionEmbedding,
+    MaskTokens,
     MultiHeadAttention,
+    PatchDropout,
     PatchEmbedding,
     PrefixTokens,
     RelativePositionBias,
+    RandomMasking,
+    RelativePositionBias2D,
     Residual,
     RotaryEmbedding,
     SinusoidalPositionEncoding,
     SinusoidalPositionEncoding2D,
     TokenEmbedding,
+    TubeletEmbedding,
 )
 
 BATCH, LENGTH, MEMORY, DIM = 3, 5, 7, 6
@@ -49,8 +58,15 @@ class Case:
         keeps_mask: whether the first input's mask leaves with the output.
         front: number of tokens put in front of the first input's.
         is_causal: whether a token may not depend on later ones.
-        has_dropout: whether `training=True` is random.
+        has_dropout: whether `training=True` is random, or for another reason not what
+            `training=False` is.
         vocabulary: the inputs are ids below it.
+        orders: the inputs, by number, that are permutations of their length.
+        pools: whether the output has no tokens of its own.
+        is_shared: whether the output has a batch of one, for all.
+        has_open_length: whether the length of the symbolic output is never known.
+        readout: of the output and the first input, one output with a batch, for models
+            with many outputs.
     """
 
     name: str
@@ -65,6 +81,11 @@ class Case:
     is_causal: bool = False
     has_dropout: bool = False
     vocabulary: int = 0
+    orders: tuple = ()
+    pools: bool = False
+    is_shared: bool = False
+    has_open_length: bool = False
+    readout: Callable = lambda output, first: output
 
     def make(self, **more):
         arguments = {"name": self.name, **self.arguments, **more}
@@ -82,8 +103,12 @@ class Case:
                 for shape in shapes
             ]
         return [
-            (deviation * generator.normal(size=shape)).astype("float32")
-            for shape in shapes
+            generator.permuted(np.tile(np.arange(shape[1]), (batch, 1)), axis=1).astype(
+                "int32"
+            )
+            if index in self.orders
+            else (deviation * generator.normal(size=shape)).astype("float32")
+            for index, shape in enumerate(shapes)
         ]
 
     def symbols(self, is_open=True, batch=None):
@@ -95,7 +120,7 @@ class Case:
                     for axis, size in enumerate(shape)
                 ],
                 batch_size=batch,
-                dtype="int32" if self.vocabulary else "float32",
+                dtype="int32" if self.vocabulary or index in self.orders else "float32",
                 name=f"{self.name}_{index}",
             )
             for index, (shape, axes) in enumerate(
@@ -160,6 +185,42 @@ def _block(name, layer, memory=False, **arguments):
             arguments.get("dropout") or arguments.get("attention_dropout")
         ),
     )
+
+
+def _pooling(name, **arguments):
+    return Case(
+        name,
+        AttentionPooling,
+        {"num_heads": 2, **arguments},
+        mask_names=("mask",),
+        pools=True,
+        has_dropout=bool(arguments.get("dropout")),
+    )
+
+
+def _grid_bias(name, shape, **arguments):
+    axes = tuple(range(1, len(shape) + 1))
+
+    def for_every_row(output, first):
+        return output + ops.reshape(ops.mean(first, axis=axes), (-1, 1, 1, 1))
+
+    return Case(
+        name,
+        RelativePositionBias2D,
+        {"num_heads": 2, **arguments},
+        inputs=(shape,),
+        open_axes=(tuple(range(len(shape) - 1)),),
+        is_shared=True,
+        readout=for_every_row,
+    )
+
+
+def mean(output, first):
+    return ops.mean(output, axis=1)
+
+
+def mean_of_first(output, first):
+    return ops.mean(output[0], axis=1)
 
 
 CASES = [
@@ -323,6 +384,91 @@ CASES = [
         inputs=((3, 6, 11),),
         open_axes=((1, 2),),
     ),
+    Case(
+        "tubelets",
+        TubeletEmbedding,
+        {"dim": 7, "patch_size": (2, 2, 3), "data_format": "channels_last"},
+        inputs=((4, 4, 9, 3),),
+        open_axes=((0, 1, 2),),
+    ),
+    Case(
+        "tubelets_same",
+        TubeletEmbedding,
+        {
+            "dim": 7,
+            "patch_size": (3, 2, 3),
+            "strides": (2, 2, 1),
+            "padding": "same",
+            "data_format": "channels_first",
+        },
+        inputs=((2, 3, 4, 5),),
+        open_axes=((1, 2, 3),),
+    ),
+    Case(
+        "conv_stem",
+        ConvStem,
+        {"dim": 7, "filters": (3, 5), "data_format": "channels_last"},
+        inputs=((6, 9, 3),),
+        open_axes=((0, 1),),
+        has_dropout=True,
+    ),
+    Case(
+        "conv_stem_layer_norm",
+        ConvStem,
+        {
+            "dim": 7,
+            "filters": (5, 3),
+            "strides": (2, 1),
+            "normalization": "layer",
+            "data_format": "channels_first",
+        },
+        inputs=((3, 6, 5),),
+        open_axes=((1, 2),),
+    ),
+    Case(
+        "prefix_video",
+        PrefixTokens,
+        {"num_tokens": 2},
+        inputs=((2, 3, 2, DIM),),
+        open_axes=((0, 1, 2),),
+    ),
+    Case(
+        "patch_dropout",
+        PatchDropout,
+        {"rate": 0.5, "num_prefix_tokens": 1, "seed": 3},
+        mask_names=("mask",),
+        keeps_mask=True,
+        has_dropout=True,
+        has_open_length=True,
+        readout=mean,
+    ),
+    Case(
+        "random_masking",
+        RandomMasking,
+        {"rate": 0.5, "seed": 3},
+        inputs=(SEQUENCE, (LENGTH,)),
+        open_axes=((0,), (0,)),
+        readout=mean_of_first,
+    ),
+    Case(
+        "mask_tokens",
+        MaskTokens,
+        inputs=((2, DIM), (LENGTH,)),
+        open_axes=((0,), (0,)),
+        orders=(1,),
+    ),
+    _pooling("pooling", num_queries=3, key_dim=5, use_bias=False),
+    _pooling("pooling_feed_forward", intermediate_dim=11),
+    _pooling("pooling_dropout", intermediate_dim=11, dropout=0.4, seed=3),
+    _grid_bias("grid_bias", (2, 3, DIM), grid=(2, 3)),
+    _grid_bias(
+        "grid_bias_resized",
+        (2, 4, DIM),
+        grid=(3, 2),
+        num_prefix_tokens=2,
+        interpolation="bilinear",
+    ),
+    _grid_bias("grid_bias_sequence", SEQUENCE, grid=(2, 2), num_prefix_tokens=1),
     Case("prefix_grid", PrefixTokens, {"num_tokens": 3}, inputs=((2, 5, DIM),)),
     Case(
         "prefix_sequence",

@@ -488,21 +488,102 @@ def _keys(x, a=-0.75):
 # --- Images --------------------------------------------------------------------------
 
 
-def patch_embedding(weights, images, patch, strides, grid, before=(0, 0)):
+def patch_embedding(weights, images, patch, strides, grid, before=None):
     """Each patch times the kernel; pixels outside the image (`"same"`) are 0.
 
-    images (batch, height, width, channels). `grid` is how many patches there are in
-    rows and columns, `before` how many rows and columns of zeros come first.
+    images (batch, height, width, channels), or videos with frames in front of the
+    height. `grid` is how many patches there are on each side, `before` how many rows
+    and columns of zeros come first.
     """
     images = np.asarray(images, "float64")
     kernel = weights["projection/kernel"]
     bias = weights.get("projection/bias", np.zeros(kernel.shape[-1]))
+    before = before or (0,) * len(grid)
     output = np.zeros((len(images), *grid, kernel.shape[-1]))
-    for b, r, c in np.ndindex(len(images), *grid):
-        output[b, r, c] = bias
-        for y, x in np.ndindex(*patch):
-            row = r * strides[0] + y - before[0]
-            col = c * strides[1] + x - before[1]
-            if 0 <= row < images.shape[1] and 0 <= col < images.shape[2]:
-                output[b, r, c] += images[b, row, col] @ kernel[y, x]
+    for b, *cell in np.ndindex(len(images), *grid):
+        output[b, *cell] = bias
+        for offset in np.ndindex(*patch):
+            at = [
+                c * stride + o - zeros
+                for c, stride, o, zeros in zip(
+                    cell, strides, offset, before, strict=True
+                )
+            ]
+            sides = images.shape[1:-1]
+            if all(0 <= i < side for i, side in zip(at, sides, strict=True)):
+                output[b, *cell] += images[b, *at] @ kernel[offset]
     return output
+
+
+def conv_stem(weights, images, strides, normalization, epsilon=1e-5):
+    """3x3 convolutions inside a border of zeros, each normalized, then ReLU."""
+    x = np.asarray(images, "float64")
+    for index, stride in enumerate(strides):
+        kernel = {"projection/kernel": weights[f"conv_{index}/kernel"]}
+        grid = [(side + 2 - 3) // stride + 1 for side in x.shape[1:3]]
+        x = patch_embedding(kernel, x, (3, 3), (stride, stride), grid, (1, 1))
+        norm = inside(weights, f"norm_{index}")
+        if normalization == "layer":
+            x = layer_norm(norm, x, epsilon)
+        else:
+            mean, variance = norm["moving_mean"], norm["moving_variance"]
+            x = (x - mean) / np.sqrt(variance + epsilon) * norm["gamma"] + norm["beta"]
+        x = np.maximum(x, 0)
+    kernel, bias = weights["projection/kernel"], weights["projection/bias"]
+    return x @ kernel[0, 0] + bias
+
+
+def random_masking(x, rate, noise):
+    """Masked autoencoders, appendix A: shuffle, keep the first ones, unshuffle."""
+    batch, length, dim = x.shape
+    kept = int(length * (1 - rate))
+    tokens = np.zeros((batch, kept, dim))
+    removed = np.ones((batch, length), bool)
+    ids_restore = np.zeros((batch, length), int)
+    for b in range(batch):
+        shuffled = sorted(range(length), key=lambda i: noise[b, i])
+        for place, token in enumerate(shuffled):
+            ids_restore[b, token] = place
+            if place < kept:
+                tokens[b, place] = x[b, token]
+                removed[b, token] = False
+    return tokens, removed, ids_restore
+
+
+def attention_pooling(weights, x, mask=None, intermediate=False, epsilon=1e-6):
+    """Queries attend to x; with a feed-forward, y = z + FFN(Norm(z))."""
+    x = np.asarray(x, "float64")
+    queries = np.broadcast_to(weights["queries"], (len(x), *weights["queries"].shape))
+    seen = padding(None, mask) if mask is not None else None
+    z, _ = multi_head_attention(inside(weights, "attention"), queries, x, mask=seen)
+    if not intermediate:
+        return z
+    return residual(
+        inside(weights, "feed_forward_residual"),
+        z,
+        lambda z: feed_forward(inside(weights, "feed_forward"), z, "gelu"),
+        placement="pre",
+        epsilon=epsilon,
+    )
+
+
+def grid_bias(table, rows, cols, prefix=0, prefix_table=None):
+    """(heads, query, key): the table's entry at the offset, query minus key.
+
+    Pairs with a token of the prefix have entries of their own: prefix to grid, grid to
+    prefix, prefix to prefix.
+    """
+    heads, length = table.shape[-1], prefix + rows * cols
+    bias = np.zeros((heads, length, length))
+    for q, k in np.ndindex(length, length):
+        if q < prefix and k < prefix:
+            bias[:, q, k] = prefix_table[2]
+        elif q < prefix:
+            bias[:, q, k] = prefix_table[0]
+        elif k < prefix:
+            bias[:, q, k] = prefix_table[1]
+        else:
+            down = (q - prefix) // cols - (k - prefix) // cols
+            right = (q - prefix) % cols - (k - prefix) % cols
+            bias[:, q, k] = table[down + rows - 1, right + cols - 1]
+    return bias

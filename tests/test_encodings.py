@@ -9,7 +9,7 @@ import pytest
 from cases import numpy
 
 from keras_attn import encodings
-from keras_attn.encodings import interpolation_matrix
+from keras_attn.encodings import interpolation_matrix, resize_grid
 
 
 def test_the_papers_first_position():
@@ -92,3 +92,17 @@ def test_the_reference_is_torchs_own_resize(method, grid):
     resized = torch.nn.functional.interpolate(image, size=grid, mode=method)
     expected = resized[0].permute(1, 2, 0).numpy()
     np.testing.assert_allclose(oracle.resize(table, *grid, method), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("size", [(3, 5), (7, 2), (6, 10), (1, 1)])
+def test_a_grid_is_resized_as_by_torch(size, method):
+    torch = pytest.importorskip("torch")
+    table = np.random.default_rng(0).normal(size=(3, 5, 2)).astype("float32")
+    expected = torch.nn.functional.interpolate(
+        torch.tensor(table.transpose(2, 0, 1)[None]).double(), size=size, mode=method
+    )[0].numpy()
+    found = numpy(resize_grid(keras.ops.convert_to_tensor(table), *size, method))
+    np.testing.assert_allclose(found, expected.transpose(1, 2, 0), atol=2e-6)
+    if size == (3, 5):
+        assert np.array_equal(found, table)

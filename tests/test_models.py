@@ -150,17 +150,24 @@ def test_transformer_learns_to_copy(dtype, policy):
 # --- Vision Transformer --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pooling", ["token", "mean"])
+@pytest.mark.parametrize("pooling", ["token", "mean", "attention"])
 @pytest.mark.parametrize("norm_placement", ["pre", "post"])
-def test_vision_transformer_is_the_paper(norm_placement, pooling):
+@pytest.mark.parametrize("registers", [0, 2])
+def test_vision_transformer_is_the_paper(norm_placement, pooling, registers):
     model = vision_transformer(
-        norm_placement=norm_placement, pooling=pooling, image_size=(10, 15)
+        norm_placement=norm_placement,
+        pooling=pooling,
+        num_register_tokens=registers,
+        image_size=(10, 15),
     )
     x = images(2, 10, 15, 2)
     weights = {w.path: w.numpy().astype("float64") for w in model.weights}
     patches = oracle.inside(weights, "patches")
     y = oracle.patch_embedding(patches, x, (5, 5), (5, 5), (2, 3))
     y = (y + weights["positions/embeddings"]).reshape(2, 6, 6)
+    if registers:
+        tokens = np.broadcast_to(weights["register_tokens/tokens"], (2, registers, 6))
+        y = np.concatenate([tokens, y], 1)
     if pooling == "token":
         token = np.broadcast_to(weights["class_token/tokens"], (2, 1, 6))
         y = np.concatenate([token, y], 1)
@@ -174,7 +181,13 @@ def test_vision_transformer_is_the_paper(norm_placement, pooling):
         )
     if norm_placement == "pre":
         y = oracle.layer_norm(oracle.inside(weights, "norm"), y, 1e-6)
-    y = y[:, 0] if pooling == "token" else y.mean(1)
+    if pooling == "token":
+        y = y[:, 0]
+    elif pooling == "mean":
+        y = y[:, registers:].mean(1)
+    else:
+        pooling = oracle.inside(weights, "pooling")
+        y = oracle.attention_pooling(pooling, y[:, registers:], None, True)[:, 0]
     close(model(x), oracle.dense(oracle.inside(weights, "logits"), y), 1e-4)
 
 
@@ -213,7 +226,8 @@ BAD_MODELS = [
     (models.VisionTransformer, {"size": None, "dim": 6}, "num_layers.*num_heads"),
     (models.VisionTransformer, {"image_size": 30}, r'(?s)height, 30.*16.*"same"'),
     (models.VisionTransformer, {"image_size": (32, 9)}, "(?s)width, 9.*smaller.*16"),
-    (models.VisionTransformer, {"pooling": "max"}, "token.*mean.*'max'"),
+    (models.VisionTransformer, {"pooling": "max"}, "token.*mean.*attention.*'max'"),
+    (models.VisionTransformer, {"num_register_tokens": -1}, "num_register_tokens=-1"),
     (
         models.VisionTransformer,
         {"num_heads": 5, "num_layers": 1},

@@ -6,7 +6,7 @@ import oracle
 import pytest
 from cases import numpy, randomize
 
-from keras_attn import PatchEmbedding, PrefixTokens
+from keras_attn import PatchEmbedding, PrefixTokens, TubeletEmbedding
 
 
 def array(*shape, seed=0):
@@ -81,6 +81,51 @@ def test_same_pads_on_all_sides(patch, strides, image, grid):
     close(layer(images), expected)
 
 
+TUBELETS = [
+    # patch, strides, padding, video, grid, zeros before
+    ((2, 3, 1), None, "valid", (4, 6, 5), (2, 2, 5), None),
+    ((2, 3, 2), (1, 2, 3), "valid", (3, 7, 5), (2, 3, 2), None),
+    (2, None, "same", (3, 4, 5), (2, 2, 3), (0, 0, 0)),
+    ((3, 2, 5), (1, 2, 2), "same", (4, 3, 5), (4, 2, 3), (1, 0, 2)),
+]
+
+
+@pytest.mark.parametrize("patch, strides, padding, video, grid, before", TUBELETS)
+def test_tubelets(patch, strides, padding, video, grid, before):
+    videos = array(2, *video, 3)
+    layer = TubeletEmbedding(
+        7, patch, strides, padding=padding, data_format="channels_last"
+    )
+    layer(videos)
+    randomize(layer)
+    sizes = [
+        (size,) * 3 if isinstance(size, int) else size
+        for size in (patch, strides or patch)
+    ]
+    weights = oracle.weights_of(layer)
+    expected = oracle.patch_embedding(weights, videos, *sizes, grid, before)
+    close(layer(videos), expected)
+    first = TubeletEmbedding(
+        7, patch, strides, padding=padding, data_format="channels_first"
+    )
+    videos = np.moveaxis(videos, -1, 1)
+    first(videos)
+    first.set_weights(layer.get_weights())
+    close(first(videos), expected)
+
+
+def test_a_tubelet_of_one_frame_is_a_patch_of_every_frame():
+    videos = array(2, 3, 4, 6, 3)
+    tubelets = TubeletEmbedding(7, (1, 2, 3), data_format="channels_last")
+    patches = PatchEmbedding(7, (2, 3), data_format="channels_last")
+    output = numpy(tubelets(videos))
+    patches(videos[:, 0])
+    kernel, bias = tubelets.get_weights()
+    patches.set_weights([kernel[0], bias])
+    for frame in range(3):
+        close(output[:, frame], numpy(patches(videos[:, frame])))
+
+
 def test_the_format_follows_keras(monkeypatch):
     before = keras.config.image_data_format()
     keras.config.set_image_data_format("channels_first")
@@ -112,6 +157,14 @@ def test_a_grid_is_flattened_row_by_row():
         close(output[:, 1 + 5 * r + c], x[:, r, c], 0)
 
 
+def test_a_video_is_flattened_frame_by_frame():
+    x = array(2, 3, 5, 2, 7)
+    output = numpy(PrefixTokens()(x))
+    assert output.shape == (2, 31, 7)
+    for t, r, c in np.ndindex(3, 5, 2):
+        close(output[:, 1 + 10 * t + 2 * r + c], x[:, t, r, c], 0)
+
+
 def test_tokens_learn(gradients):
     x, layer = array(2, 5, 3), PrefixTokens(2)
     inputs = keras.Input((5, 3))
@@ -138,6 +191,12 @@ BAD_ARGUMENTS = [
         {"dim": 7, "patch_size": 2, "data_format": "last"},
         "channels_last.*data_format='last'",
     ),
+    (
+        TubeletEmbedding,
+        {"dim": 7, "patch_size": (2, 2)},
+        r"patch_size.*triple.*\(2, 2\)",
+    ),
+    (TubeletEmbedding, {"dim": 7, "patch_size": 2, "strides": 0}, "strides=0"),
     (PrefixTokens, {"num_tokens": 0}, "positive.*num_tokens=0"),
     (PrefixTokens, {"num_tokens": -1}, "positive.*num_tokens=-1"),
 ]
@@ -166,6 +225,21 @@ def test_a_bad_image_is_refused(shape, said, symbolic):
     x = keras.KerasTensor(shape) if symbolic else array(*shape)
     with pytest.raises(ValueError, match=f"(?s){said}"):
         layer(x)
+
+
+BAD_VIDEOS = [
+    ((2, 3, 4, 4, 3), r'video\'s frames, 3, is not covered.*of 2.*"same".*2 patches'),
+    ((2, 4, 1, 4, 3), r"video\'s height, 1, is smaller.*of 2"),
+    ((2, 4, 4, 5, 3), r"video's width, 5, is not covered.*\(2, 4, 4, 5, 3\)"),
+    ((2, 4, 4, 3), r"TubeletEmbedding.*videos of rank 5.*\(2, 4, 4, 3\)"),
+]
+
+
+@pytest.mark.parametrize("shape, said", BAD_VIDEOS)
+def test_a_bad_video_is_refused(shape, said):
+    layer = TubeletEmbedding(7, 2, data_format="channels_last")
+    with pytest.raises(ValueError, match=f"(?s){said}"):
+        layer(array(*shape))
 
 
 def test_a_bad_image_is_refused_after_the_build():

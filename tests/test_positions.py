@@ -63,6 +63,24 @@ def test_a_grid_is_added_and_resized(grid, interpolation):
     close(layer(x), x + oracle.resize(table, *grid, interpolation))
 
 
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("sides", [(3, 5), (None, 5), (None, None)])
+def test_a_grid_of_the_same_size_is_bit_identical(sides, interpolation):
+    """Also where the model does not know the size; then any other works as well."""
+    layer = LearnedPositionEmbedding((3, 5), interpolation=interpolation)
+    inputs = keras.Input((*sides, 7))
+    model = keras.Model(inputs, layer(inputs))
+    randomize(layer)
+    x = array(2, 3, 5, 7)
+    found = model.predict(x, verbose=0)
+    assert np.array_equal(found, x + numpy(layer.embeddings))
+    if sides == (None, None):
+        x = array(2, 6, 4, 7)
+        table = oracle.weights_of(layer)["embeddings"]
+        expected = x + oracle.resize(table, 6, 4, interpolation)
+        close(model.predict(x, verbose=0), expected)
+
+
 def test_the_table_starts_small():
     layer = LearnedPositionEmbedding(97)
     layer(array(1, 2, 11))

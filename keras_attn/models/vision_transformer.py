@@ -3,11 +3,13 @@
 import keras
 from keras import layers
 
-from keras_attn.checks import check_choice, check_pair, check_positive
+from keras_attn.checks import check_choice, check_count, check_pair, check_positive
 from keras_attn.encoder import EncoderBlock
 from keras_attn.models.sizes import resolve
-from keras_attn.patches import PatchEmbedding, PrefixTokens
+from keras_attn.patches import PatchEmbedding
+from keras_attn.pooling import AttentionPooling
 from keras_attn.positions import LearnedPositionEmbedding
+from keras_attn.prefix_tokens import PrefixTokens
 
 __all__ = ["VISION_TRANSFORMER_SIZES", "VisionTransformer"]
 
@@ -34,6 +36,7 @@ def VisionTransformer(
     dropout=0.0,
     attention_dropout=0.0,
     pooling="token",
+    num_register_tokens=0,
     norm_placement="pre",
     activation="gelu",
     epsilon=1e-6,
@@ -56,7 +59,10 @@ def VisionTransformer(
         channels: channels of the images.
         dropout: rate after the positions and on the output of every part of a block.
         attention_dropout: rate on the attention weights.
-        pooling: `"token"` reads a class token, `"mean"` averages the patches.
+        pooling: `"token"` reads a class token, `"mean"` averages the patches,
+            `"attention"` pools the patches by `AttentionPooling` with a feed-forward.
+        num_register_tokens: how many learned tokens stand before the patches, behind a
+            class token, and are read by nobody but the blocks.
         norm_placement: `"pre"` (the paper) or `"post"`.
         activation: of the feed-forwards.
         epsilon: of the normalizations.
@@ -73,7 +79,9 @@ def VisionTransformer(
     >>> model.output_shape
     (None, 10)
 
-    Reference: [Dosovitskiy et al., 2021](https://arxiv.org/abs/2010.11929).
+    Reference: [Dosovitskiy et al., 2021](https://arxiv.org/abs/2010.11929),
+    [Zhai et al., 2022](https://arxiv.org/abs/2106.04560) (attention pooling),
+    [Darcet et al., 2024](https://arxiv.org/abs/2309.16588) (registers).
     """
     settings = resolve(
         size,
@@ -83,9 +91,10 @@ def VisionTransformer(
         num_heads=num_heads,
         intermediate_dim=intermediate_dim,
     )
-    check_choice("pooling", pooling, ("token", "mean"))
+    check_choice("pooling", pooling, ("token", "mean", "attention"))
     height, width = check_pair("image_size", image_size)
     channels = check_positive("channels", channels)
+    check_count("num_register_tokens", num_register_tokens)
     num_classes = check_positive("num_classes", num_classes, optional=True)
     truncated_normal = keras.initializers.TruncatedNormal(stddev=0.02)
     patches = PatchEmbedding(
@@ -101,10 +110,13 @@ def VisionTransformer(
     images = keras.Input((*sides, channels), name="images")
     x = patches(images)
     x = LearnedPositionEmbedding((rows, cols), name="positions")(x)
+    x = layers.Reshape((-1, settings["dim"]), name="tokens")(x)
+    if num_register_tokens:
+        x = PrefixTokens(num_register_tokens, truncated_normal, name="register_tokens")(
+            x
+        )
     if pooling == "token":
         x = PrefixTokens(1, name="class_token")(x)
-    else:
-        x = layers.Reshape((-1, settings["dim"]), name="tokens")(x)
     x = layers.Dropout(dropout, name="dropout")(x)
     for index in range(settings["num_layers"]):
         x = EncoderBlock(
@@ -120,8 +132,7 @@ def VisionTransformer(
         )(x)
     if norm_placement == "pre":
         x = layers.LayerNormalization(epsilon=epsilon, name="norm")(x)
-    mean = layers.GlobalAveragePooling1D(data_format="channels_last", name="mean")
-    x = x[:, 0] if pooling == "token" else mean(x)
+    x = _pool(x, pooling, num_register_tokens, settings, epsilon)
     if num_classes is not None:
         x = layers.Dense(
             num_classes,
@@ -130,3 +141,20 @@ def VisionTransformer(
             name="logits",
         )(x)
     return keras.Model(images, x, name=name)
+
+
+def _pool(x, pooling, num_register_tokens, settings, epsilon):
+    """`(batch, tokens, dim)` to `(batch, dim)`."""
+    if pooling == "token":
+        return x[:, 0]
+    if num_register_tokens:
+        x = x[:, num_register_tokens:]
+    if pooling == "mean":
+        mean = layers.GlobalAveragePooling1D(data_format="channels_last", name="mean")
+        return mean(x)
+    return AttentionPooling(
+        settings["num_heads"],
+        intermediate_dim=settings["intermediate_dim"],
+        epsilon=epsilon,
+        name="pooling",
+    )(x)

@@ -4,6 +4,7 @@ from keras_attn.positions.alibi import AlibiBias
 from keras_attn.positions.base import AttentionPosition, PositionBias
 from keras_attn.positions.learned import LearnedPositionEmbedding
 from keras_attn.positions.relative import RelativePositionBias
+from keras_attn.positions.relative_2d import RelativePositionBias2D
 from keras_attn.positions.rotary import RotaryEmbedding
 from keras_attn.positions.sinusoidal import (
     SinusoidalPositionEncoding,
@@ -16,6 +17,7 @@ __all__ = [
     "LearnedPositionEmbedding",
     "PositionBias",
     "RelativePositionBias",
+    "RelativePositionBias2D",
     "RotaryEmbedding",
     "SinusoidalPositionEncoding",
     "SinusoidalPositionEncoding2D",

@@ -9,7 +9,7 @@ from keras_attn.checks import (
     check_rank,
     is_known_false,
 )
-from keras_attn.encodings import interpolation_matrix
+from keras_attn.encodings import resize_grid
 from keras_attn.masks import token_positions
 from keras_attn.serialization import fresh
 
@@ -100,7 +100,8 @@ class LearnedPositionEmbedding(layers.Layer):
                 f"Received: positions={positions}, size={self.table_shape}"
             )
         if self.is_grid:
-            return inputs + self._resized(table, *ops.shape(inputs)[1:3])
+            rows, cols = ops.shape(inputs)[1:3]
+            return inputs + resize_grid(table, rows, cols, self.interpolation)
         self._check_length(inputs.shape)
         if positions is not None:
             return inputs + self._looked_up(table, positions)
@@ -119,19 +120,6 @@ class LearnedPositionEmbedding(layers.Layer):
             "initializer": initializers.serialize(self.initializer),
             "interpolation": self.interpolation,
         }
-
-    def _resized(self, table, rows, cols):
-        if isinstance(rows, int) and (rows, cols) == self.table_shape:
-            return table
-        resize_rows, resize_cols = (
-            interpolation_matrix(source, target, self.interpolation)
-            for source, target in zip(self.table_shape, (rows, cols), strict=True)
-        )
-        dtype, dim = table.dtype, table.shape[-1]
-        table = ops.reshape(ops.cast(table, "float32"), (self.table_shape[0], -1))
-        table = ops.matmul(resize_rows, table)  # (rows, table_cols * dim)
-        table = ops.reshape(table, (rows, self.table_shape[1], dim))
-        return ops.cast(ops.matmul(resize_cols, table), dtype)  # (rows, cols, dim)
 
     def _looked_up(self, table, positions):
         positions = ops.convert_to_tensor(positions, dtype="int32")
