@@ -16,13 +16,17 @@ from keras_attn import (
     DecoderBlock,
     EncoderBlock,
     FeedForward,
+    GatedFeedForward,
+    LayerScale,
     LearnedPositionEmbedding,
+    MixtureOfExperts,
     MultiHeadAttention,
     PatchEmbedding,
     PrefixTokens,
     Residual,
     SinusoidalPositionEncoding,
     SinusoidalPositionEncoding2D,
+    StochasticDepth,
     TokenEmbedding,
 )
 
@@ -144,18 +148,37 @@ def _attention(name, inputs=(SEQUENCE,), call=None, **arguments):
 
 
 def _block(name, layer, memory=False, **arguments):
+    random = ("dropout", "attention_dropout", "stochastic_depth")
+    if "attention" not in arguments and "self_attention" not in arguments:
+        arguments = {"num_heads": 2, **arguments}
+    if "feed_forward" not in arguments:
+        arguments = {"intermediate_dim": 11, **arguments}
     return Case(
         name,
         layer,
-        {"num_heads": 2, "intermediate_dim": 11, **arguments},
+        arguments,
         inputs=(SEQUENCE, (MEMORY, 4)) if memory else (SEQUENCE,),
         open_axes=((0,), (0,)) if memory else ((0,),),
         mask_names=("mask", "memory_mask") if memory else ("mask",),
         keeps_mask=True,
         is_causal=layer is DecoderBlock,
-        has_dropout=bool(
-            arguments.get("dropout") or arguments.get("attention_dropout")
-        ),
+        has_dropout=any(arguments.get(name) for name in random),
+    )
+
+
+def _part(name, layer, **arguments):
+    """A layer to be made inside a layer: under its name its weights are found."""
+    return functools.partial(layer, **arguments, name=name)
+
+
+def _experts(name, **arguments):
+    return Case(
+        name,
+        MixtureOfExperts,
+        {"num_experts": 3, "intermediate_dim": 11, **arguments},
+        mask_names=("mask",),
+        keeps_mask=True,
+        is_causal=True,
     )
 
 
@@ -226,6 +249,47 @@ CASES = [
         is_causal=True,
     ),
     Case(
+        "swiglu",
+        GatedFeedForward,
+        {"intermediate_dim": 11},
+        keeps_mask=True,
+        is_causal=True,
+    ),
+    Case(
+        "geglu",
+        GatedFeedForward,
+        {
+            "intermediate_dim": 11,
+            "activation": "gelu",
+            "output_dim": 7,
+            "use_bias": True,
+            "dropout": 0.4,
+            "seed": 3,
+        },
+        keeps_mask=True,
+        has_dropout=True,
+        is_causal=True,
+    ),
+    _experts("experts"),
+    _experts("experts_switch", top_k=1, load_balancing_weight=0, use_bias=False),
+    _experts("experts_capacity", capacity_factor=0.9, z_loss_weight=0.1),
+    _experts("experts_gated", use_gate=True, activation="silu", capacity_factor=1.0),
+    Case(
+        "layer_scale",
+        LayerScale,
+        {"initial_value": 0.1},
+        keeps_mask=True,
+        is_causal=True,
+    ),
+    Case(
+        "stochastic_depth",
+        StochasticDepth,
+        {"rate": 0.4, "seed": 3},
+        keeps_mask=True,
+        has_dropout=True,
+        is_causal=True,
+    ),
+    Case(
         "residual_post",
         Residual,
         {
@@ -247,13 +311,75 @@ CASES = [
         keeps_mask=True,
         is_causal=True,
     ),
+    Case(
+        "residual_sandwich",
+        Residual,
+        {
+            "layer": functools.partial(FeedForward, 11, name="layer"),
+            "norm_placement": "sandwich",
+            "layer_scale": 0.1,
+            "stochastic_depth": 0.4,
+            "seed": 3,
+        },
+        keeps_mask=True,
+        has_dropout=True,
+        is_causal=True,
+    ),
+    Case(
+        "residual_deep",
+        Residual,
+        {
+            "layer": functools.partial(FeedForward, 11, name="layer"),
+            "norm_placement": "deep",
+            "alpha": 1.7,
+        },
+        keeps_mask=True,
+        is_causal=True,
+    ),
     _block("encoder_post", EncoderBlock),
     _block(
         "encoder_pre", EncoderBlock, norm_placement="pre", activation="gelu", key_dim=5
     ),
     _block("encoder_rms", EncoderBlock, normalization="rms", use_bias=False),
     _block("encoder_dropout", EncoderBlock, dropout=0.3, attention_dropout=0.3, seed=3),
+    _block(
+        "encoder_parts",
+        EncoderBlock,
+        attention=_part("attention", MultiHeadAttention, num_heads=2, num_kv_heads=1),
+        feed_forward=_part("feed_forward", GatedFeedForward, intermediate_dim=11),
+        norm_placement="pre",
+    ),
+    _block("encoder_parallel", EncoderBlock, norm_placement="pre", parallel=True),
+    _block(
+        "encoder_depth",
+        EncoderBlock,
+        norm_placement="sandwich",
+        layer_scale=0.1,
+        stochastic_depth=0.3,
+        seed=3,
+    ),
+    _block("encoder_deep", EncoderBlock, norm_placement="deep", alpha=1.7, beta=0.4),
     _block("decoder", DecoderBlock, memory=True),
+    _block(
+        "decoder_deep",
+        DecoderBlock,
+        memory=True,
+        norm_placement="deep",
+        alpha=1.7,
+        beta=0.4,
+    ),
+    _block(
+        "decoder_parts",
+        DecoderBlock,
+        memory=True,
+        self_attention=_part("self_attention", MultiHeadAttention, num_heads=2),
+        cross_attention=_part("cross_attention", MultiHeadAttention, num_heads=3),
+        feed_forward=_part(
+            "feed_forward", MixtureOfExperts, num_experts=3, intermediate_dim=5
+        ),
+        norm_placement="sandwich",
+    ),
+    _block("decoder_parallel", DecoderBlock, norm_placement="pre", parallel=True),
     _block("decoder_pre", DecoderBlock, memory=True, norm_placement="pre"),
     _block("decoder_only", DecoderBlock, dropout=0.3, attention_dropout=0.3, seed=3),
     Case(

@@ -478,8 +478,11 @@ QUANTIZED = {
     "attention_gate",
     "attention_grouped",
     "feed_forward",
+    "geglu",
+    "experts_gated",
     "residual_pre",
     "encoder_pre",
+    "encoder_parts",
     "decoder",
     "token_embedding",
     "prefix_sequence",
@@ -496,7 +499,7 @@ def test_quantized_is_saved_and_loaded(tmp_path):
     quantized = outputs_of(model, inputs)
     kernels = [w for w in model.weights if w.path.endswith("kernel")]
     is_int8 = [w for w in kernels if keras.backend.standardize_dtype(w.dtype) == "int8"]
-    assert len(is_int8) == len(kernels) == 33
+    assert len(is_int8) == len(kernels) == 47
     assert differing(exact, quantized, 1e-6) != []
     assert differing(exact, quantized, 1.0) == []  # still the same functions
     model.save(tmp_path / "zoo.keras")
