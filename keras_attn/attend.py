@@ -1,10 +1,12 @@
 """How a block calls its attention and feed-forward, which may be any layers."""
 
 import inspect
+import warnings
 
 import keras
 from keras import layers, ops
 
+from keras_attn.checks import broadcasts
 from keras_attn.masks import CarryMask, as_mask, causal_mask, combine_masks
 
 __all__ = ["Attend", "Feed", "build_by_call", "check_layer"]
@@ -29,6 +31,15 @@ def build_by_call(layer, *shapes, dtype):
             f"{tuple(shapes[0])}. Received: {layer.name!r}, which gives "
             f"{shape if shape is None else tuple(shape)}"
         )
+
+
+def call_quietly(layer, *inputs, **options):
+    """Calls a layer without Keras' warning that it loses a mask: the block keeps it."""
+    if layer.supports_masking:
+        return layer(*inputs, **options)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Layer .* passed an input with a mask")
+        return layer(*inputs, **options)
 
 
 class Attend(layers.Layer):
@@ -103,10 +114,13 @@ class Attend(layers.Layer):
             options |= masks
         self._check_taken(options)
         inputs = (query,) if self.value_name is None else (query, value)
-        return layer(*inputs, **options, training=training)
+        return call_quietly(layer, *inputs, **options, training=training)
 
     def _hand_over_masks(self, query, value, query_mask, value_mask, attention_mask):
         """The inputs without masks of their own, and the masks as options."""
+        query_mask = _as_padding("query_mask", query_mask, query)
+        value_mask = _as_padding("value_mask", value_mask, value)
+        attention_mask = combine_masks(attention_mask)
         is_self = value is query
         query = ops.copy(query)  # Keras' attention takes the masks off its inputs
         value = query if is_self else ops.copy(value)
@@ -114,9 +128,10 @@ class Attend(layers.Layer):
         if self.is_causal and "use_causal_mask" in self.names and is_plain:
             return query, value, {"use_causal_mask": True}
         if "attention_mask" in self.names:
+            self._check_rank(query)
             mask = attention_mask
             if value_mask is not None:
-                padding = ops.expand_dims(as_mask(value_mask), 1)  # (batch, 1, key)
+                padding = ops.expand_dims(value_mask, 1)  # (batch, 1, key)
                 mask = combine_masks(mask, padding)
             if self.is_causal:
                 causal = causal_mask(ops.shape(query)[1], ops.shape(value)[1])
@@ -139,7 +154,7 @@ class Attend(layers.Layer):
             return query, value, options
         for kind, mask in (("query_mask", query_mask), ("value_mask", value_mask)):
             if mask is not None and kind in names:
-                options[names[kind]] = as_mask(mask)
+                options[names[kind]] = mask
         return query, value, options
 
     def _padding_names(self):
@@ -155,7 +170,15 @@ class Attend(layers.Layer):
         return found
 
     def _carry(self, x, mask):
-        return x if mask is None else self.carry_mask(x, mask=as_mask(mask))
+        return x if mask is None else self.carry_mask(x, mask=mask)
+
+    def _check_rank(self, query):
+        if len(query.shape) != 3:
+            raise ValueError(
+                f"For {self.title} the masks are put together on `(batch, query, key)`:"
+                " the inputs must be `(batch, length, dim)`. "
+                f"Received: inputs of shape {tuple(query.shape)}"
+            )
 
     def _check_taken(self, options):
         missing = [name for name in options if name not in self.names]
@@ -177,10 +200,9 @@ class Feed(layers.Layer):
         self.carries = layer.supports_masking
 
     def call(self, inputs, layer, mask=None, training=None):
-        if self.takes_mask:
-            return layer(inputs, mask=mask, training=training)
-        # Keras warns of a mask on the input of a layer that does not know of masks.
-        return layer(inputs if self.carries else ops.copy(inputs), training=training)
+        options = {"mask": mask} if self.takes_mask else {}
+        inputs = inputs if self.carries else ops.copy(inputs)  # without its mask
+        return call_quietly(layer, inputs, **options, training=training)
 
 
 _KINDS = ("query_mask", "value_mask")
@@ -190,6 +212,19 @@ _OPTIONS = ("mask", "attention_mask", "query_mask", "positions", "bias", "traini
 
 def _given(**options):
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _as_padding(name, mask, x):
+    """`mask` as boolean tensor of the shape of `x` without its features, or `None`."""
+    if mask is None:
+        return None
+    mask = as_mask(mask, name)
+    if not broadcasts(mask.shape, x.shape[:-1]):
+        raise ValueError(
+            f"`{name}` must have the shape of its input without the features, "
+            f"{tuple(x.shape[:-1])}. Received: {name} of shape {tuple(mask.shape)}"
+        )
+    return mask
 
 
 def _argument_names(layer):

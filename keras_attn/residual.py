@@ -3,7 +3,7 @@
 import functools
 
 import keras
-from keras import layers
+from keras import layers, ops
 from keras.saving import register_keras_serializable
 
 from keras_attn.checks import check_choice, check_greater, check_rate
@@ -161,7 +161,7 @@ class Residual(layers.Layer):
 
     def call(self, inputs, branch=None, mask=None, training=None):
         if mask is not None:  # the branch and the norm read it where it rides
-            inputs = self.carry_mask(inputs, mask=mask)
+            inputs = self.carry_mask(ops.copy(inputs), mask=mask)  # not on the caller's
         if branch is None and self.layer is None:
             raise ValueError(
                 "Residual needs a branch: `Residual(layer)`, or `branch=` at call. "

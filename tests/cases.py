@@ -377,7 +377,7 @@ CASES = [
         feed_forward=_part(
             "feed_forward", MixtureOfExperts, num_experts=3, intermediate_dim=5
         ),
-        norm_placement="sandwich",
+        norm_placement="pre",
     ),
     _block("decoder_parallel", DecoderBlock, norm_placement="pre", parallel=True),
     _block("decoder_pre", DecoderBlock, memory=True, norm_placement="pre"),
