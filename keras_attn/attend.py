@@ -128,7 +128,8 @@ class Attend(layers.Layer):
         if self.is_causal and "use_causal_mask" in self.names and is_plain:
             return query, value, {"use_causal_mask": True}
         if "attention_mask" in self.names:
-            self._check_rank(query)
+            if self.is_causal or not is_plain:
+                self._check_rank(query)
             mask = attention_mask
             if value_mask is not None:
                 padding = ops.expand_dims(value_mask, 1)  # (batch, 1, key)

@@ -295,9 +295,10 @@ def test_a_mixer_of_grids():
     grid = np.random.default_rng(0).normal(size=(2, 3, 4, DIM)).astype("float32")
     layer = EncoderBlock(intermediate_dim=11, attention=Mean(), norm_placement="pre")
     assert tuple(layer(grid).shape) == grid.shape
-    layer = EncoderBlock(intermediate_dim=11, attention=TakesAttentionMask())
+    layer = EncoderBlock(intermediate_dim=11, attention=keras_attention())
+    assert tuple(layer(grid).shape) == grid.shape
     with pytest.raises(ValueError, match=r"(?s)length, dim.*\(2, 3, 4, 6\)"):
-        layer(grid)
+        layer(grid, mask=np.ones((2, 3, 4), bool))
 
 
 @pytest.mark.parametrize("name", ["bias", "positions", "attention_mask"])
