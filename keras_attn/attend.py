@@ -24,12 +24,14 @@ def check_layer(name, layer):
 def build_by_call(layer, *shapes, dtype):
     """Builds any layer as Keras would, and sees that it keeps the first shape."""
     output = layer(*(keras.KerasTensor(shape, dtype=dtype) for shape in shapes))
-    shape = getattr(output, "shape", None)
-    if shape is None or tuple(shape) != tuple(shapes[0]):
+    shape, expected = getattr(output, "shape", ()), tuple(shapes[0])
+    if len(shape) != len(expected) or any(
+        None not in sizes and sizes[0] != sizes[1]
+        for sizes in zip(shape, expected, strict=True)
+    ):
         raise ValueError(
-            "A part of a block must keep the shape of its input, "
-            f"{tuple(shapes[0])}. Received: {layer.name!r}, which gives "
-            f"{shape if shape is None else tuple(shape)}"
+            f"A part of a block must keep the shape of its input, {expected}. "
+            f"Received: {layer.name!r}, which gives {tuple(shape) or output}"
         )
 
 
@@ -103,8 +105,11 @@ class Attend(layers.Layer):
     ):
         options = _given(bias=bias, positions=positions)
         if self.is_own:
-            options |= _given(attention_mask=attention_mask)
-            options |= {"query_mask": query_mask, "value_mask": value_mask}
+            options |= _given(
+                query_mask=query_mask,
+                value_mask=value_mask,
+                attention_mask=attention_mask,
+            )
             if self.is_causal:
                 options["use_causal_mask"] = True
         else:
@@ -191,22 +196,38 @@ class Attend(layers.Layer):
 
 
 class Feed(layers.Layer):
-    """Calls a feed-forward layer, with the padding mask if its `call` takes one."""
+    """Calls a feed-forward layer, which may read the padding mask.
 
-    def __init__(self, layer, **kwargs):
+    As `mask`, if its `call` takes it, else riding on the input, if the layer has
+    `supports_masking`. A layer that does neither computes each token by itself.
+
+    Args:
+        layer: the feed-forward, given to `call` too.
+        is_own: whether the layer is known to read no mask.
+    """
+
+    def __init__(self, layer, is_own=False, **kwargs):
         super().__init__(**kwargs)
         self.supports_masking = True
         self.built = True  # it holds no weights
+        self.is_own = is_own
         self.takes_mask = "mask" in _argument_names(layer)
         self.carries = layer.supports_masking
+        self.carry_mask = CarryMask(dtype=self.dtype_policy, name="carry_mask")
 
     def call(self, inputs, layer, mask=None, training=None):
-        options = {"mask": mask} if self.takes_mask else {}
-        inputs = inputs if self.carries else ops.copy(inputs)  # without its mask
-        return call_quietly(layer, inputs, **options, training=training)
+        if self.is_own or (self.carries and mask is None):
+            return layer(inputs, training=training)
+        inputs = ops.copy(inputs)  # without a mask of its own
+        if self.takes_mask:
+            return call_quietly(layer, inputs, mask=mask, training=training)
+        if self.carries:
+            inputs = self.carry_mask(inputs, mask=as_mask(mask))
+        return layer(inputs, training=training)
 
 
 _KINDS = ("query_mask", "value_mask")
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 # Second arguments of a `call` that are no input.
 _OPTIONS = ("mask", "attention_mask", "query_mask", "positions", "bias", "training")
 
@@ -229,20 +250,17 @@ def _as_padding(name, mask, x):
 
 
 def _argument_names(layer):
-    """The named arguments of the layer's `call`; what `**kwargs` does is not known."""
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    """What the layer's `call` takes by name. Keras lets no mask through `**kwargs`."""
     parameters = inspect.signature(layer.call).parameters.values()
-    return tuple(x.name for x in parameters if x.kind in kinds)
+    return tuple(x.name for x in parameters if x.kind in _NAMED)
 
 
 def _input_names(layer):
     """The names of the query's argument and of the value's, `None` if it has none."""
-    parameters = [*inspect.signature(layer.call).parameters.values()]
-    query = parameters[0].name if parameters else None
-    for parameter in parameters[1:2]:
+    query, *others = [*inspect.signature(layer.call).parameters.values()] or [None]
+    for parameter in others[:1]:
         is_needed = parameter.default is inspect.Parameter.empty
-        is_input = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-        is_input = is_input and parameter.name not in _OPTIONS
-        if is_input and (is_needed or parameter.name == "value"):
-            return query, parameter.name
-    return query, None
+        is_input = is_needed and parameter.kind in _NAMED
+        if parameter.name == "value" or (is_input and parameter.name not in _OPTIONS):
+            return query.name, parameter.name
+    return query and query.name, None

@@ -161,7 +161,10 @@ class Block(layers.Layer):
         else:
             build_by_call(self.feed_forward, inputs_shape, dtype=self.compute_dtype)
         return Feed(
-            self.feed_forward, dtype=self.dtype_policy, name="call_feed_forward"
+            self.feed_forward,
+            is_own=isinstance(self.feed_forward, FeedForward),
+            dtype=self.dtype_policy,
+            name="call_feed_forward",
         )
 
     def add_residual(self, name, inputs_shape):

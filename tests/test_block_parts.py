@@ -360,6 +360,57 @@ def test_any_feed_forward():
         close(numpy(y)[mask], numpy(layer(X, mask=mask))[mask], 1e-6)
 
 
+@pytest.mark.parametrize("way", ["argument", "riding"])
+def test_what_is_inside_a_feed_forward_sees_the_padding(way):
+    class Around(keras.layers.Layer):
+        """Takes no mask; what it holds reads the one on the input."""
+
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.supports_masking = True
+            self.experts = MixtureOfExperts(3, 11)
+
+        def build(self, inputs_shape):
+            self.experts.build(inputs_shape)
+
+        def call(self, inputs):
+            return self.experts(inputs)
+
+    mask = padding(LENGTH)
+    for part in (Around(), keras.Sequential([MixtureOfExperts(3, 11)])):
+        experts = next(x for x in part._flatten_layers() if hasattr(x, "router"))
+        layer, _ = built(EncoderBlock(2, feed_forward=part), X)
+        if way == "argument":
+            layer(X, mask=mask, training=True)
+        else:
+            layer(Ride(mask)(X), training=True)
+        assert numpy(experts.expert_counts).sum() == 2 * mask.sum()
+
+
+def test_a_subclass_is_asked_for_what_it_takes_itself():
+    """Keras lets no tensor through `**kwargs`, so nothing is handed over there."""
+
+    class Loud(MultiHeadAttention):
+        def call(self, query, value=None, **kwargs):
+            return 2 * super().call(query, value, **kwargs)
+
+    class Louder(MultiHeadAttention):
+        def call(self, query, value=None, query_mask=None, value_mask=None):
+            return 2 * super().call(query, value, None, query_mask, value_mask)
+
+    mask = padding(LENGTH)
+    block = EncoderBlock(intermediate_dim=3, attention=Loud(2))
+    assert tuple(block(X).shape) == X.shape
+    with pytest.raises(ValueError, match="(?s)Loud.*cannot take `query_mask`"):
+        block(X, mask=mask)
+    with pytest.raises(ValueError, match="(?s)Loud.*future"):
+        DecoderBlock(intermediate_dim=3, self_attention=Loud(2))(X)
+    layer, _ = built(EncoderBlock(intermediate_dim=3, attention=Louder(2)), X)
+    other = np.where(mask[..., None], X, 9.0).astype("float32")
+    one, two = (numpy(layer(x, mask=mask)) for x in (X, other))
+    close(one[mask], two[mask])
+
+
 def test_dropout_of_a_given_layer_is_active_in_training_alone():
     for arguments in (
         {"intermediate_dim": 11, "attention": keras_attention(dropout=0.5)},
