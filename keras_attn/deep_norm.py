@@ -7,7 +7,7 @@ from keras.saving import register_keras_serializable
 from keras_attn.checks import check_greater, check_positive
 from keras_attn.serialization import fresh
 
-__all__ = ["deep_norm_constants", "scaled"]
+__all__ = ["deep_norm_constants"]
 
 
 def deep_norm_constants(num_encoder_layers=None, num_decoder_layers=None):

@@ -32,31 +32,28 @@ class EncoderBlock(Block):
     Args:
         num_heads: number of attention heads. Not with `attention`.
         intermediate_dim: width inside the feed-forward. Not with `feed_forward`.
-        attention: a layer in place of the `MultiHeadAttention` that the block makes:
-            one with other settings, Keras' own, or yours. Give it the name
-            `"attention"` to find its weights under that path.
-        feed_forward: a layer in place of the `FeedForward` that the block makes:
-            `GatedFeedForward`, `MixtureOfExperts`, or yours.
         key_dim: size of each head. Defaults to the width of the input over `num_heads`,
             which must divide.
         dropout: rate on the output of either part, in `[0, 1)`: the paper's. Of the sum
             with `parallel`.
         attention_dropout: rate on the attention weights, in `[0, 1)`.
-        activation: of the feed-forward; `"relu"`, the paper's, is the default, `"gelu"`
-            is ViT's.
-        norm_placement: `"post"` (the default), `"pre"`, `"sandwich"` or `"deep"`, see
-            `Residual`.
-        normalization: `"layer"` (the default) or `"rms"`.
-        epsilon: of the normalization. Defaults to 1e-5.
-        use_bias: whether the dense layers that the block makes have biases. Defaults to
-            `True`.
-        kernel_initializer: of the kernels that the block makes. Defaults to Glorot's.
-        bias_initializer: of the biases that the block makes.
+        activation: of the feed-forward; `"relu"` in the paper, `"gelu"` in ViT.
+        norm_placement: `"post"`, `"pre"`, `"sandwich"` or `"deep"`, see `Residual`.
+        normalization: `"layer"` or `"rms"`.
+        epsilon: of the normalization.
+        use_bias: whether the dense layers that the block makes have biases.
+        kernel_initializer: initializer of the kernels that the block makes.
+        bias_initializer: initializer of the biases that the block makes.
         seed: seed of everything random that the block makes.
-        layer_scale: first value of a `LayerScale` on each branch. Defaults to none.
+        attention: a layer in place of the `MultiHeadAttention` that the block makes:
+            one with other settings, Keras' own, or yours. Give it the name
+            `"attention"` to find its weights under that path.
+        feed_forward: a layer in place of the `FeedForward` that the block makes:
+            `GatedFeedForward`, `MixtureOfExperts`, or yours.
+        parallel: attention and feed-forward side by side. Not with `"deep"`.
+        layer_scale: first value of a `LayerScale` on each branch; `None` for none.
         stochastic_depth: rate at which samples skip a branch, see `StochasticDepth`;
             `stochastic_depth_rates` has one for each block.
-        parallel: attention and feed-forward side by side. Not with `"deep"`.
         alpha: with `"deep"`, DeepNorm's factor of the input, see `deep_norm_constants`.
         beta: with `"deep"`, DeepNorm's factor of the first kernels of value, output and
             feed-forward, as far as the block makes them.
@@ -99,16 +96,48 @@ class EncoderBlock(Block):
         self,
         num_heads=None,
         intermediate_dim=None,
+        key_dim=None,
+        dropout=0.0,
+        attention_dropout=0.0,
+        activation="relu",
+        norm_placement="post",
+        normalization="layer",
+        epsilon=1e-5,
+        use_bias=True,
+        kernel_initializer="glorot_uniform",
+        bias_initializer="zeros",
+        seed=None,
         *,
         attention=None,
         feed_forward=None,
+        parallel=False,
+        layer_scale=None,
+        stochastic_depth=0.0,
+        alpha=None,
+        beta=None,
         **kwargs,
     ):
         super().__init__(
-            num_heads,
-            intermediate_dim,
+            num_heads=num_heads,
+            intermediate_dim=intermediate_dim,
+            key_dim=key_dim,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            activation=activation,
+            norm_placement=norm_placement,
+            normalization=normalization,
+            epsilon=epsilon,
+            use_bias=use_bias,
+            kernel_initializer=kernel_initializer,
+            bias_initializer=bias_initializer,
+            seed=seed,
             attention=attention,
             feed_forward=feed_forward,
+            parallel=parallel,
+            layer_scale=layer_scale,
+            stochastic_depth=stochastic_depth,
+            alpha=alpha,
+            beta=beta,
             **kwargs,
         )
 

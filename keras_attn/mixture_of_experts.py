@@ -299,7 +299,7 @@ class MixtureOfExperts(layers.Layer):
         if isinstance(initializer, initializers.VarianceScaling):
             # An expert's fans are its own: not the sum over all of them.
             initializer.input_axes, initializer.output_axes = (1,), (2,)
-        return layers.EinsumDense(
+        dense = layers.EinsumDense(
             equation,
             output_shape=(self.num_experts, None, units),
             bias_axes=f"e{equation[-1]}" if self.use_bias else None,
@@ -308,6 +308,8 @@ class MixtureOfExperts(layers.Layer):
             dtype=self.dtype_policy,
             name=name,
         )
+        dense.supports_masking = True  # token by token: a mask that rides along may
+        return dense
 
 
 def _check_weight(name, value):
