@@ -4,10 +4,13 @@ from keras_attn import cache, encodings, masks, models, windows
 from keras_attn.attention import MultiHeadAttention
 from keras_attn.conv_stem import ConvStem
 from keras_attn.decoder import DecoderBlock
+from keras_attn.deep_norm import deep_norm_constants
 from keras_attn.dot_product import dot_product_attention
 from keras_attn.embeddings import TokenEmbedding
 from keras_attn.encoder import EncoderBlock
-from keras_attn.feed_forward import FeedForward
+from keras_attn.feed_forward import FeedForward, GatedFeedForward
+from keras_attn.layer_scale import LayerScale
+from keras_attn.mixture_of_experts import MixtureOfExperts
 from keras_attn.patch_dropout import (
     MaskTokens,
     PatchDropout,
@@ -28,6 +31,7 @@ from keras_attn.positions import (
 )
 from keras_attn.prefix_tokens import PrefixTokens
 from keras_attn.residual import Residual
+from keras_attn.stochastic_depth import StochasticDepth, stochastic_depth_rates
 from keras_attn.training import (
     InverseSquareRootWarmup,
     MaskedAccuracy,
@@ -43,11 +47,14 @@ __all__ = [
     "DecoderBlock",
     "EncoderBlock",
     "FeedForward",
+    "GatedFeedForward",
     "InverseSquareRootWarmup",
+    "LayerScale",
     "LearnedPositionEmbedding",
     "MaskTokens",
     "MaskedAccuracy",
     "MaskedSparseCategoricalCrossentropy",
+    "MixtureOfExperts",
     "MultiHeadAttention",
     "PatchDropout",
     "PatchEmbedding",
@@ -59,9 +66,11 @@ __all__ = [
     "RotaryEmbedding",
     "SinusoidalPositionEncoding",
     "SinusoidalPositionEncoding2D",
+    "StochasticDepth",
     "TokenEmbedding",
     "TubeletEmbedding",
     "cache",
+    "deep_norm_constants",
     "dot_product_attention",
     "encodings",
     "masks",
@@ -69,4 +78,5 @@ __all__ = [
     "resample_patch_kernel",
     "restore_tokens",
     "windows",
+    "stochastic_depth_rates",
 ]

@@ -23,9 +23,18 @@ class DecoderBlock(Block):
     the memory. Masks that ride on `inputs` and `memory`, or are given, are applied; the
     mask of `inputs` leaves with the output.
 
+    With `parallel=True`, for decoder-only blocks, self-attention and feed-forward read
+    the same input and share one residual connection, as in GPT-J and PaLM. Any layer
+    can take the place of a part, as in `EncoderBlock`; one that attends to the past
+    must take `use_causal_mask` or `attention_mask`, one that attends to the memory a
+    second input.
+
     Args:
-        num_heads: number of attention heads.
-        intermediate_dim: width inside the feed-forward.
+        num_heads: number of attention heads. Not needed where no attention is made.
+        intermediate_dim: width inside the feed-forward. Not with `feed_forward`.
+        self_attention: a layer in place of the `MultiHeadAttention` over the past.
+        cross_attention: a layer in place of the `MultiHeadAttention` over the memory.
+        feed_forward: a layer in place of the `FeedForward`.
         **kwargs: the other arguments of `EncoderBlock`.
 
     Call arguments:
@@ -38,6 +47,7 @@ class DecoderBlock(Block):
             `(batch, query, key)`, `(batch, heads, query, key)` or `(query, key)`.
         bias: of the self-attention: float, added to the scores; broadcasts to
             `(batch, heads, query, key)`.
+        positions: `(batch, length)`, ints, handed on to the self-attention.
         training: whether dropout is on.
 
     Returns:
@@ -45,7 +55,8 @@ class DecoderBlock(Block):
 
     Raises:
         ValueError: `memory` missing where the block was built with it, or given where
-            it was built without.
+            it was built without, or with `parallel`; a `cross_attention` without
+            `memory`; and what `EncoderBlock` raises.
 
     Example:
     >>> block = DecoderBlock(num_heads=4, intermediate_dim=128)
@@ -57,25 +68,53 @@ class DecoderBlock(Block):
     Reference: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.1.
     """
 
-    def build(self, inputs_shape, memory_shape=None, attention_mask_shape=None):
-        self.self_attention = self.make_attention("self_attention")
-        self.self_attention_residual = self.make_residual("self_attention_residual")
-        self.self_attention.build(
-            inputs_shape, inputs_shape, attention_mask_shape=attention_mask_shape
+    PARTS = ("self_attention", "cross_attention", "feed_forward")
+
+    def __init__(
+        self,
+        num_heads=None,
+        intermediate_dim=None,
+        *,
+        self_attention=None,
+        cross_attention=None,
+        feed_forward=None,
+        **kwargs,
+    ):
+        super().__init__(
+            num_heads,
+            intermediate_dim,
+            self_attention=self_attention,
+            cross_attention=cross_attention,
+            feed_forward=feed_forward,
+            **kwargs,
         )
-        self.self_attention_residual.build(inputs_shape)
-        self.cross_attention = self.cross_attention_residual = None
+
+    def build(self, inputs_shape, memory_shape=None, attention_mask_shape=None):
+        self._check_parts(memory_shape)
+        self.attend_to_past = self.add_attention(
+            "self_attention",
+            inputs_shape,
+            mask_shape=attention_mask_shape,
+            is_causal=True,
+        )
+        if self.parallel:
+            self.feed = self.add_feed_forward(inputs_shape)
+            self.residual = self.add_residual("residual", inputs_shape)
+            return
+        self.self_attention_residual = self.add_residual(
+            "self_attention_residual", inputs_shape
+        )
         if memory_shape is not None:
-            self.cross_attention = self.make_attention("cross_attention")
-            self.cross_attention.build(inputs_shape, memory_shape)
-            self.cross_attention_residual = self.make_residual(
-                "cross_attention_residual"
+            self.attend_to_memory = self.add_attention(
+                "cross_attention", inputs_shape, memory_shape
             )
-            self.cross_attention_residual.build(inputs_shape)
-        self.feed_forward = self.make_feed_forward("feed_forward")
-        self.feed_forward_residual = self.make_residual("feed_forward_residual")
-        self.feed_forward.build(inputs_shape)
-        self.feed_forward_residual.build(inputs_shape)
+            self.cross_attention_residual = self.add_residual(
+                "cross_attention_residual", inputs_shape
+            )
+        self.feed = self.add_feed_forward(inputs_shape)
+        self.feed_forward_residual = self.add_residual(
+            "feed_forward_residual", inputs_shape
+        )
 
     def call(
         self,
@@ -85,31 +124,41 @@ class DecoderBlock(Block):
         memory_mask=None,
         attention_mask=None,
         bias=None,
+        positions=None,
         training=None,
     ):
         self._check_memory(memory)
 
         def attend_to_past(x):
-            return self.self_attention(
+            return self.attend_to_past(
                 x,
                 x,
+                layer=self.self_attention,
                 query_mask=mask,
                 value_mask=mask,
                 attention_mask=attention_mask,
                 bias=bias,
-                use_causal_mask=True,
+                positions=positions,
                 training=training,
             )
 
         def attend_to_memory(x):
-            return self.cross_attention(
+            return self.attend_to_memory(
                 x,
                 memory,
+                layer=self.cross_attention,
                 query_mask=mask,
                 value_mask=memory_mask,
                 training=training,
             )
 
+        def feed(x):
+            return self.feed(x, layer=self.feed_forward, mask=mask, training=training)
+
+        if self.parallel:
+            return self.residual(
+                inputs, branch=lambda x: attend_to_past(x) + feed(x), training=training
+            )
         x = self.self_attention_residual(
             inputs, branch=attend_to_past, training=training
         )
@@ -117,9 +166,7 @@ class DecoderBlock(Block):
             x = self.cross_attention_residual(
                 x, branch=attend_to_memory, training=training
             )
-        return self.feed_forward_residual(
-            x, branch=self.feed_forward, training=training
-        )
+        return self.feed_forward_residual(x, branch=feed, training=training)
 
     def compute_output_shape(self, inputs_shape, memory_shape=None):
         if self.built:
@@ -134,4 +181,17 @@ class DecoderBlock(Block):
             raise ValueError(
                 f"{self.name!r} was built {built} `memory` and was called {called} it. "
                 "A decoder block reads a memory always or never."
+            )
+
+    def _check_parts(self, memory_shape):
+        if memory_shape is None and self.cross_attention is not None:
+            raise ValueError(
+                f"{self.name!r} was given a `cross_attention` without `memory`. "
+                "Received: memory=None"
+            )
+        if memory_shape is not None and self.parallel:
+            raise ValueError(
+                "Self-attention and feed-forward side by side leave no place for "
+                "attention to a memory. Received: parallel=True, "
+                f"memory_shape={tuple(memory_shape)}"
             )

@@ -3,7 +3,7 @@
 import keras
 from keras import initializers
 
-__all__ = ["fresh", "quantized_dtype"]
+__all__ = ["fresh", "quantized_dtype", "serialized"]
 
 
 def fresh(initializer):
@@ -31,3 +31,13 @@ def quantized_dtype(layer):
     policies = {sublayer.path: sublayer.dtype_policy for sublayer in quantized}
     policy = keras.dtype_policies.DTypePolicyMap(policy.name, policies)
     return {"dtype": keras.dtype_policies.serialize(policy)}
+
+
+def serialized(layer):
+    """The config of a layer that another layer holds, or `None`."""
+    config = keras.saving.serialize_keras_object(layer)
+    if layer is not None:
+        # Built by itself it would get other paths than inside its holder, and the
+        # policies of quantized layers are kept by path.
+        config.pop("build_config", None)
+    return config

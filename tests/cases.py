@@ -21,19 +21,23 @@ from keras_attn import (
     DecoderBlock,
     EncoderBlock,
     FeedForward,
+    GatedFeedForward,
+    LayerScale,
     LearnedPositionEmbedding,
     MaskTokens,
+    MixtureOfExperts,
     MultiHeadAttention,
     PatchDropout,
     PatchEmbedding,
     PrefixTokens,
-    RelativePositionBias,
     RandomMasking,
+    RelativePositionBias,
     RelativePositionBias2D,
     Residual,
     RotaryEmbedding,
     SinusoidalPositionEncoding,
     SinusoidalPositionEncoding2D,
+    StochasticDepth,
     TokenEmbedding,
     TubeletEmbedding,
 )
@@ -64,6 +68,7 @@ class Case:
         orders: the inputs, by number, that are permutations of their length.
         pools: whether the output has no tokens of its own.
         is_shared: whether the output has a batch of one, for all.
+        dtype: of the output, where it is the same under every policy.
         has_open_length: whether the length of the symbolic output is never known.
         readout: of the output and the first input, one output with a batch, for models
             with many outputs.
@@ -84,6 +89,7 @@ class Case:
     orders: tuple = ()
     pools: bool = False
     is_shared: bool = False
+    dtype: str | None = None
     has_open_length: bool = False
     readout: Callable = lambda output, first: output
 
@@ -172,18 +178,37 @@ def _attention(name, inputs=(SEQUENCE,), call=None, **arguments):
 
 
 def _block(name, layer, memory=False, **arguments):
+    random = ("dropout", "attention_dropout", "stochastic_depth")
+    if "attention" not in arguments and "self_attention" not in arguments:
+        arguments = {"num_heads": 2, **arguments}
+    if "feed_forward" not in arguments:
+        arguments = {"intermediate_dim": 11, **arguments}
     return Case(
         name,
         layer,
-        {"num_heads": 2, "intermediate_dim": 11, **arguments},
+        arguments,
         inputs=(SEQUENCE, (MEMORY, 4)) if memory else (SEQUENCE,),
         open_axes=((0,), (0,)) if memory else ((0,),),
         mask_names=("mask", "memory_mask") if memory else ("mask",),
         keeps_mask=True,
         is_causal=layer is DecoderBlock,
-        has_dropout=bool(
-            arguments.get("dropout") or arguments.get("attention_dropout")
-        ),
+        has_dropout=any(arguments.get(name) for name in random),
+    )
+
+
+def _part(name, layer, **arguments):
+    """A layer to be made inside a layer: under its name its weights are found."""
+    return functools.partial(layer, **arguments, name=name)
+
+
+def _experts(name, **arguments):
+    return Case(
+        name,
+        MixtureOfExperts,
+        {"num_experts": 3, "intermediate_dim": 11, **arguments},
+        mask_names=("mask",),
+        keeps_mask=True,
+        is_causal=True,
     )
 
 
@@ -198,12 +223,19 @@ def _pooling(name, **arguments):
     )
 
 
+def for_every_row(output, first):
+    axes = tuple(range(1, len(first.shape)))
+    term = ops.reshape(ops.mean(first, axis=axes), (-1, 1, 1, 1))
+    return output + ops.cast(term, output.dtype)
+
+
+def _bias(name, layer, **arguments):
+    return Case(
+        name, layer, arguments, is_shared=True, dtype="float32", readout=for_every_row
+    )
+
+
 def _grid_bias(name, shape, **arguments):
-    axes = tuple(range(1, len(shape) + 1))
-
-    def for_every_row(output, first):
-        return output + ops.reshape(ops.mean(first, axis=axes), (-1, 1, 1, 1))
-
     return Case(
         name,
         RelativePositionBias2D,
@@ -279,11 +311,13 @@ CASES = [
         inputs=((2, 7, 8),),
         open_axes=((),),
     ),
-    Case("alibi", AlibiBias, {"num_heads": 3}),
-    Case(
+    _bias("alibi", AlibiBias, num_heads=3),
+    _bias(
         "t5_bias",
         RelativePositionBias,
-        {"num_heads": 3, "num_buckets": 6, "bidirectional": False},
+        num_heads=3,
+        num_buckets=6,
+        bidirectional=False,
     ),
     _attention("attention"),
     _attention("attention_causal", call={"use_causal_mask": True}, use_bias=False),
@@ -334,6 +368,47 @@ CASES = [
         is_causal=True,
     ),
     Case(
+        "swiglu",
+        GatedFeedForward,
+        {"intermediate_dim": 11},
+        keeps_mask=True,
+        is_causal=True,
+    ),
+    Case(
+        "geglu",
+        GatedFeedForward,
+        {
+            "intermediate_dim": 11,
+            "activation": "gelu",
+            "output_dim": 7,
+            "use_bias": True,
+            "dropout": 0.4,
+            "seed": 3,
+        },
+        keeps_mask=True,
+        has_dropout=True,
+        is_causal=True,
+    ),
+    _experts("experts"),
+    _experts("experts_switch", top_k=1, load_balancing_weight=0, use_bias=False),
+    _experts("experts_capacity", capacity_factor=0.9, z_loss_weight=0.1),
+    _experts("experts_gated", use_gate=True, activation="silu", capacity_factor=1.0),
+    Case(
+        "layer_scale",
+        LayerScale,
+        {"initial_value": 0.1},
+        keeps_mask=True,
+        is_causal=True,
+    ),
+    Case(
+        "stochastic_depth",
+        StochasticDepth,
+        {"rate": 0.4, "seed": 3},
+        keeps_mask=True,
+        has_dropout=True,
+        is_causal=True,
+    ),
+    Case(
         "residual_post",
         Residual,
         {
@@ -355,13 +430,75 @@ CASES = [
         keeps_mask=True,
         is_causal=True,
     ),
+    Case(
+        "residual_sandwich",
+        Residual,
+        {
+            "layer": functools.partial(FeedForward, 11, name="layer"),
+            "norm_placement": "sandwich",
+            "layer_scale": 0.1,
+            "stochastic_depth": 0.4,
+            "seed": 3,
+        },
+        keeps_mask=True,
+        has_dropout=True,
+        is_causal=True,
+    ),
+    Case(
+        "residual_deep",
+        Residual,
+        {
+            "layer": functools.partial(FeedForward, 11, name="layer"),
+            "norm_placement": "deep",
+            "alpha": 1.7,
+        },
+        keeps_mask=True,
+        is_causal=True,
+    ),
     _block("encoder_post", EncoderBlock),
     _block(
         "encoder_pre", EncoderBlock, norm_placement="pre", activation="gelu", key_dim=5
     ),
     _block("encoder_rms", EncoderBlock, normalization="rms", use_bias=False),
     _block("encoder_dropout", EncoderBlock, dropout=0.3, attention_dropout=0.3, seed=3),
+    _block(
+        "encoder_parts",
+        EncoderBlock,
+        attention=_part("attention", MultiHeadAttention, num_heads=2, num_kv_heads=1),
+        feed_forward=_part("feed_forward", GatedFeedForward, intermediate_dim=11),
+        norm_placement="pre",
+    ),
+    _block("encoder_parallel", EncoderBlock, norm_placement="pre", parallel=True),
+    _block(
+        "encoder_depth",
+        EncoderBlock,
+        norm_placement="sandwich",
+        layer_scale=0.1,
+        stochastic_depth=0.3,
+        seed=3,
+    ),
+    _block("encoder_deep", EncoderBlock, norm_placement="deep", alpha=1.7, beta=0.4),
     _block("decoder", DecoderBlock, memory=True),
+    _block(
+        "decoder_deep",
+        DecoderBlock,
+        memory=True,
+        norm_placement="deep",
+        alpha=1.7,
+        beta=0.4,
+    ),
+    _block(
+        "decoder_parts",
+        DecoderBlock,
+        memory=True,
+        self_attention=_part("self_attention", MultiHeadAttention, num_heads=2),
+        cross_attention=_part("cross_attention", MultiHeadAttention, num_heads=3),
+        feed_forward=_part(
+            "feed_forward", MixtureOfExperts, num_experts=3, intermediate_dim=5
+        ),
+        norm_placement="pre",
+    ),
+    _block("decoder_parallel", DecoderBlock, norm_placement="pre", parallel=True),
     _block("decoder_pre", DecoderBlock, memory=True, norm_placement="pre"),
     _block("decoder_only", DecoderBlock, dropout=0.3, attention_dropout=0.3, seed=3),
     Case(

@@ -232,6 +232,8 @@ ACTIVATIONS = {
     "relu": lambda x: np.maximum(x, 0),
     "gelu": lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
     "tanh": np.tanh,
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
 }
 
 
@@ -240,66 +242,172 @@ def feed_forward(weights, x, activation="relu"):
     return dense(inside(weights, "output_dense"), ACTIVATIONS[activation](x))
 
 
-def residual(weights, x, branch, placement="post", normalization="layer", epsilon=1e-5):
+def gated_feed_forward(weights, x, activation="silu"):
+    """(f(x W_g) * x W_1) W_2, one feature of the intermediate at a time."""
+    x = np.asarray(x, "float64")
+    gate = ACTIVATIONS[activation](dense(inside(weights, "gate_dense"), x))
+    line = dense(inside(weights, "intermediate_dense"), x)
+    output = np.zeros((*x.shape[:-1], weights["output_dense/kernel"].shape[1]))
+    for i in range(line.shape[-1]):
+        product = gate[..., i] * line[..., i]
+        output += product[..., None] * weights["output_dense/kernel"][i]
+    return output + weights.get("output_dense/bias", 0.0)
+
+
+def mixture_of_experts(
+    weights, x, mask=None, top_k=2, capacity_factor=None, activation="relu"
+):
+    """Token by token, in order; x (batch, token, dim), mask (batch, token).
+
+    Returns the output, how many tokens each expert got of each sample, and the
+    unweighted losses: of balance and of the router's log-sum-exp.
+    """
+    x = np.asarray(x, "float64")
+    batch, tokens, _ = x.shape
+    mask = np.ones((batch, tokens), bool) if mask is None else mask
+    num_experts = weights["router/kernel"].shape[1]
+    output = np.zeros_like(x)
+    counts = np.zeros((batch, num_experts), int)
+    asked = np.zeros(num_experts)
+    mean = np.zeros(num_experts)
+    z = 0.0
+
+    def expert(index, token):
+        own = {
+            path: weight[index, 0] if path.endswith("bias") else weight[index]
+            for path, weight in weights.items()
+            if "_dense/" in path
+        }
+        layer = gated_feed_forward if "gate_dense/kernel" in own else feed_forward
+        return layer(own, token, activation)
+
+    for b in range(batch):
+        room = math.inf
+        if capacity_factor is not None:
+            share = capacity_factor * top_k * mask[b].sum() / num_experts
+            room = math.ceil(round(share, 9))
+        for t in range(tokens):
+            if not mask[b, t]:
+                continue
+            logits = x[b, t] @ weights["router/kernel"]
+            chances = softmax(logits)
+            best = sorted(range(num_experts), key=lambda i: -chances[i])[:top_k]
+            total = sum(chances[i] for i in best) if top_k > 1 else 1.0
+            mean += chances
+            z += math.log(np.exp(logits).sum()) ** 2
+            for i in best:
+                asked[i] += 1
+                if counts[b, i] < room:
+                    counts[b, i] += 1
+                    output[b, t] += chances[i] / total * expert(i, x[b, t])
+    real = mask.sum()
+    balance = num_experts * (asked / (real * top_k)) @ (mean / real)
+    return output, counts, balance, z / real
+
+
+def residual(
+    weights,
+    x,
+    branch,
+    placement="post",
+    normalization="layer",
+    epsilon=1e-5,
+    alpha=None,
+):
     norm = {"layer": layer_norm, "rms": rms_norm}[normalization]
     norm_weights = inside(weights, "norm")
+    scale = weights.get("branch_scale/gamma", 1.0)
     if placement == "post":
-        return norm(norm_weights, x + branch(x), epsilon)
-    return x + branch(norm(norm_weights, x, epsilon))
+        return norm(norm_weights, x + scale * branch(x), epsilon)
+    if placement == "deep":
+        return norm(norm_weights, alpha * x + scale * branch(x), epsilon)
+    y = branch(norm(norm_weights, x, epsilon))
+    if placement == "sandwich":
+        y = norm(inside(weights, "output_norm"), y, epsilon)
+    return x + scale * y
 
 
-def encoder_block(weights, x, mask=None, activation="relu", attention=None, **norm):
-    """O1 = Norm(I + Attention(I)), O2 = Norm(O1 + FFN(O1)); mask (batch, length)."""
+def encoder_block(
+    weights,
+    x,
+    mask=None,
+    activation="relu",
+    attention=None,
+    feed=None,
+    parallel=False,
+    **norm,
+):
+    """O1 = Norm(I + Attention(I)), O2 = Norm(O1 + FFN(O1)); mask (batch, length).
+
+    In parallel O = Norm(I + Attention(I) + FFN(I)). `feed` replaces the feed-forward.
+    """
     mask = padding(mask, mask)
-    x = residual(
-        inside(weights, "attention_residual"),
-        np.asarray(x, "float64"),
-        lambda x: multi_head_attention(
+
+    def attend(x):
+        return multi_head_attention(
             inside(weights, "attention"), x, mask=mask, **attention or {}
-        )[0],
-        **norm,
-    )
-    return residual(
-        inside(weights, "feed_forward_residual"),
-        x,
-        lambda x: feed_forward(inside(weights, "feed_forward"), x, activation),
-        **norm,
-    )
+        )[0]
+
+    def feed_on(x):
+        inner = inside(weights, "feed_forward")
+        return feed(inner, x) if feed else feed_forward(inner, x, activation)
+
+    x = np.asarray(x, "float64")
+    if parallel:
+        return residual(
+            inside(weights, "residual"), x, lambda x: attend(x) + feed_on(x), **norm
+        )
+    x = residual(inside(weights, "attention_residual"), x, attend, **norm)
+    return residual(inside(weights, "feed_forward_residual"), x, feed_on, **norm)
 
 
 def decoder_block(
-    weights, x, memory=None, mask=None, memory_mask=None, activation="relu", **norm
+    weights,
+    x,
+    memory=None,
+    mask=None,
+    memory_mask=None,
+    activation="relu",
+    feed=None,
+    parallel=False,
+    **norm,
 ):
     """Causal self-attention, attention to the memory, feed-forward; residual all."""
-    x = residual(
-        inside(weights, "self_attention_residual"),
-        np.asarray(x, "float64"),
-        lambda x: multi_head_attention(
+
+    def attend_to_past(x):
+        return multi_head_attention(
             inside(weights, "self_attention"),
             x,
             mask=padding(mask, mask),
             is_causal=True,
-        )[0],
-        **norm,
-    )
-    if memory is not None:
-        x = residual(
-            inside(weights, "cross_attention_residual"),
+        )[0]
+
+    def attend_to_memory(x):
+        return multi_head_attention(
+            inside(weights, "cross_attention"),
             x,
-            lambda x: multi_head_attention(
-                inside(weights, "cross_attention"),
-                x,
-                memory,
-                mask=padding(mask, memory_mask),
-            )[0],
+            memory,
+            mask=padding(mask, memory_mask),
+        )[0]
+
+    def feed_on(x):
+        inner = inside(weights, "feed_forward")
+        return feed(inner, x) if feed else feed_forward(inner, x, activation)
+
+    x = np.asarray(x, "float64")
+    if parallel:
+        return residual(
+            inside(weights, "residual"),
+            x,
+            lambda x: attend_to_past(x) + feed_on(x),
             **norm,
         )
-    return residual(
-        inside(weights, "feed_forward_residual"),
-        x,
-        lambda x: feed_forward(inside(weights, "feed_forward"), x, activation),
-        **norm,
-    )
+    x = residual(inside(weights, "self_attention_residual"), x, attend_to_past, **norm)
+    if memory is not None:
+        x = residual(
+            inside(weights, "cross_attention_residual"), x, attend_to_memory, **norm
+        )
+    return residual(inside(weights, "feed_forward_residual"), x, feed_on, **norm)
 
 
 def padding(query_mask, key_mask):

@@ -121,6 +121,9 @@ ARGUMENTS = {
     "pre_rms": {"norm_placement": "pre", "normalization": "rms"},
     "key_dim": {"key_dim": 5, "num_heads": 4},
     "no_bias": {"use_bias": False},
+    "sandwich": {"norm_placement": "sandwich", "layer_scale": 0.3},
+    "deep": {"norm_placement": "deep", "alpha": 1.7, "beta": 0.4},
+    "layer_scale": {"layer_scale": 0.3},
 }
 
 
@@ -130,6 +133,7 @@ def reference_options(arguments):
         "placement": arguments.get("norm_placement", "post"),
         "normalization": arguments.get("normalization", "layer"),
         "epsilon": arguments.get("epsilon", 1e-5),
+        "alpha": arguments.get("alpha"),
     }
 
 
@@ -165,6 +169,20 @@ def test_decoder_block(name, masked, memory):
         weights, *inputs, **masks, **reference_options(arguments)
     )
     close(layer(*inputs, **masks), expected, 3e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("placement", ["post", "pre", "sandwich"])
+@pytest.mark.parametrize("make", [EncoderBlock, DecoderBlock])
+def test_side_by_side(make, placement, masked):
+    x, mask = array(BATCH, LENGTH, DIM), padding(LENGTH) if masked else None
+    layer, weights = built(make(2, 11, norm_placement=placement, parallel=True), x)
+    reference = {
+        EncoderBlock: oracle.encoder_block,
+        DecoderBlock: oracle.decoder_block,
+    }[make]
+    expected = reference(weights, x, mask=mask, placement=placement, parallel=True)
+    close(layer(x, mask=mask), expected, 3e-5)
 
 
 def test_an_encoders_attention_mask_and_bias():
@@ -226,7 +244,7 @@ def test_a_decoders_attention_mask_and_bias_are_of_its_self_attention():
     close(layer(*inputs, attention_mask=pattern, bias=bias), expected, 3e-5)
 
 
-@pytest.mark.parametrize("rate", ["dropout", "attention_dropout"])
+@pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "stochastic_depth"])
 @pytest.mark.parametrize("make", [EncoderBlock, DecoderBlock])
 def test_each_dropout_is_active_in_training_alone(make, rate):
     x = array(BATCH, LENGTH, DIM)
@@ -314,6 +332,26 @@ for block in (EncoderBlock, DecoderBlock):
         (block, {**good, "dropout": 1}, r"\[0, 1\).*dropout=1"),
         (block, {**good, "attention_dropout": 2}, r"\[0, 1\).*dropout=2"),
         (block, {**good, "norm_placement": "x"}, "post.*pre.*norm_placement='x'"),
+        (block, {**good, "norm_placement": "deep"}, "alpha.*deep_norm_constants"),
+        (block, {**good, "alpha": 2.0}, "alpha=2.0.*'post'"),
+        (
+            block,
+            {**good, "norm_placement": "deep", "alpha": 2.0},
+            "go together.*beta=None",
+        ),
+        (
+            block,
+            {
+                **good,
+                "norm_placement": "deep",
+                "alpha": 2,
+                "beta": 1,
+                "parallel": True,
+            },
+            "one after the other.*parallel=True",
+        ),
+        (block, {**good, "stochastic_depth": 1.0}, r"\[0, 1\).*stochastic_depth=1"),
+        (block, {**good, "layer_scale": 0}, "layer_scale=0"),
         (block, {**good, "normalization": "x"}, "layer.*rms.*normalization='x'"),
     ]
 

@@ -41,7 +41,7 @@ def close(actual, expected, tolerance=1e-5):
 # --- Transformer ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("norm_placement", ["post", "pre"])
+@pytest.mark.parametrize("norm_placement", ["post", "pre", "sandwich", "deep"])
 @pytest.mark.parametrize("scale", [True, False])
 def test_transformer_is_the_paper(norm_placement, scale):
     """Embed, add sinusoids, encode, decode, project by the same matrix."""
@@ -51,6 +51,7 @@ def test_transformer_is_the_paper(norm_placement, scale):
     weights = {w.path: w.numpy().astype("float64") for w in model.weights}
     (table,) = (w for path, w in weights.items() if path.startswith("embedding/"))
     options = {"placement": norm_placement, "epsilon": 1e-6}
+    has_last_norm = norm_placement in ("pre", "sandwich")
 
     def embed(tokens):
         factor = np.sqrt(6) if scale else 1.0
@@ -59,14 +60,17 @@ def test_transformer_is_the_paper(norm_placement, scale):
     x, real = embed(source), source != 0
     for index in range(2):
         inside = oracle.inside(weights, f"encoder_{index}")
-        x = oracle.encoder_block(inside, x, real, **options)
-    if norm_placement == "pre":
+        alpha = 0.81 * 32 ** (1 / 16)  # of 2 and 2 layers
+        x = oracle.encoder_block(inside, x, real, alpha=alpha, **options)
+    if has_last_norm:
         x = oracle.layer_norm(oracle.inside(weights, "encoder_norm"), x, 1e-6)
     memory, x = x, embed(target)
     for index in range(2):
         inside = oracle.inside(weights, f"decoder_{index}")
-        x = oracle.decoder_block(inside, x, memory, target != 0, real, **options)
-    if norm_placement == "pre":
+        x = oracle.decoder_block(
+            inside, x, memory, target != 0, real, alpha=6**0.25, **options
+        )
+    if has_last_norm:
         x = oracle.layer_norm(oracle.inside(weights, "decoder_norm"), x, 1e-6)
     logits = numpy(model({"source": source, "target": target}))
     shown = target != 0
@@ -151,7 +155,7 @@ def test_transformer_learns_to_copy(dtype, policy):
 
 
 @pytest.mark.parametrize("pooling", ["token", "mean", "attention"])
-@pytest.mark.parametrize("norm_placement", ["pre", "post"])
+@pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich", "deep"])
 @pytest.mark.parametrize("registers", [0, 2])
 def test_vision_transformer_is_the_paper(norm_placement, pooling, registers):
     model = vision_transformer(
@@ -159,6 +163,8 @@ def test_vision_transformer_is_the_paper(norm_placement, pooling, registers):
         pooling=pooling,
         num_register_tokens=registers,
         image_size=(10, 15),
+        layer_scale=0.1 if pooling == "mean" else None,
+        stochastic_depth=0.2,
     )
     x = images(2, 10, 15, 2)
     weights = {w.path: w.numpy().astype("float64") for w in model.weights}
@@ -178,8 +184,9 @@ def test_vision_transformer_is_the_paper(norm_placement, pooling, registers):
             activation="gelu",
             placement=norm_placement,
             epsilon=1e-6,
+            alpha=4**0.25,  # of 2 layers
         )
-    if norm_placement == "pre":
+    if norm_placement in ("pre", "sandwich"):
         y = oracle.layer_norm(oracle.inside(weights, "norm"), y, 1e-6)
     if pooling == "token":
         y = y[:, 0]
@@ -189,6 +196,15 @@ def test_vision_transformer_is_the_paper(norm_placement, pooling, registers):
         pooling = oracle.inside(weights, "pooling")
         y = oracle.attention_pooling(pooling, y[:, registers:], None, True)[:, 0]
     close(model(x), oracle.dense(oracle.inside(weights, "logits"), y), 1e-4)
+
+
+def test_the_blocks_of_a_vision_transformer_are_dropped_more_with_depth():
+    model = vision_transformer(num_layers=3, stochastic_depth=0.2)
+    rates = [model.get_layer(f"block_{i}").stochastic_depth for i in range(3)]
+    np.testing.assert_allclose(rates, [0.0, 0.1, 0.2])
+    assert not any("branch_scale" in w.path for w in model.weights)
+    model = vision_transformer(layer_scale=0.1)
+    assert sum("branch_scale" in w.path for w in model.weights) == 4
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from keras import layers
 
 from keras_attn.checks import check_positive
 from keras_attn.decoder import DecoderBlock
+from keras_attn.deep_norm import deep_norm_constants
 from keras_attn.embeddings import TokenEmbedding
 from keras_attn.encoder import EncoderBlock
 from keras_attn.models.sizes import resolve
@@ -62,8 +63,9 @@ def Transformer(
         num_decoder_layers: number of decoder blocks. Defaults to `num_layers`.
         attention_dropout: rate on the attention weights.
         activation: of the feed-forwards.
-        norm_placement: `"post"` (the paper) or `"pre"`, which adds a last norm to
-            encoder and decoder.
+        norm_placement: `"post"` (the paper); `"pre"` or `"sandwich"`, which add a last
+            norm to encoder and decoder; `"deep"` with DeepNorm's constants for so many
+            layers.
         epsilon: of the normalizations.
         share_embeddings: one embedding for source and target. Defaults to whether they
             share a vocabulary.
@@ -138,22 +140,29 @@ def Transformer(
         epsilon=epsilon,
     )
 
+    num_decoder_layers = num_decoder_layers or settings["num_layers"]
+    constants = {"encoder": {}, "decoder": {}}
+    if norm_placement == "deep":
+        constants = deep_norm_constants(settings["num_layers"], num_decoder_layers)
+    has_last_norm = norm_placement in ("pre", "sandwich")
+
     source = keras.Input((None,), dtype="int32", name="source")
     target = keras.Input((None,), dtype="int32", name="target")
 
     x = SinusoidalPositionEncoding(name="source_positions")(source_embedding(source))
     x = layers.Dropout(settings["dropout"], name="source_dropout")(x)
     for index in range(settings["num_layers"]):
-        x = EncoderBlock(**block, name=f"encoder_{index}")(x)
-    if norm_placement == "pre":
+        x = EncoderBlock(**block, **constants["encoder"], name=f"encoder_{index}")(x)
+    if has_last_norm:
         x = layers.LayerNormalization(epsilon=epsilon, name="encoder_norm")(x)
     memory = x
 
     x = SinusoidalPositionEncoding(name="target_positions")(target_embedding(target))
     x = layers.Dropout(settings["dropout"], name="target_dropout")(x)
-    for index in range(num_decoder_layers or settings["num_layers"]):
-        x = DecoderBlock(**block, name=f"decoder_{index}")(x, memory)
-    if norm_placement == "pre":
+    for index in range(num_decoder_layers):
+        decode = DecoderBlock(**block, **constants["decoder"], name=f"decoder_{index}")
+        x = decode(x, memory)
+    if has_last_norm:
         x = layers.LayerNormalization(epsilon=epsilon, name="decoder_norm")(x)
     x = target_embedding(x, reverse=True)
     logits = layers.Identity(dtype="float32", name="logits")(x)

@@ -4,12 +4,14 @@ import keras
 from keras import layers
 
 from keras_attn.checks import check_choice, check_count, check_pair, check_positive
+from keras_attn.deep_norm import deep_norm_constants
 from keras_attn.encoder import EncoderBlock
 from keras_attn.models.sizes import resolve
 from keras_attn.patches import PatchEmbedding
 from keras_attn.pooling import AttentionPooling
 from keras_attn.positions import LearnedPositionEmbedding
 from keras_attn.prefix_tokens import PrefixTokens
+from keras_attn.stochastic_depth import stochastic_depth_rates
 
 __all__ = ["VISION_TRANSFORMER_SIZES", "VisionTransformer"]
 
@@ -41,6 +43,8 @@ def VisionTransformer(
     activation="gelu",
     epsilon=1e-6,
     any_size=False,
+    layer_scale=None,
+    stochastic_depth=0.0,
     name="vision_transformer",
 ):
     """A Vision Transformer: patches, learned positions, encoder blocks, a linear head.
@@ -63,11 +67,15 @@ def VisionTransformer(
             `"attention"` pools the patches by `AttentionPooling` with a feed-forward.
         num_register_tokens: how many learned tokens stand before the patches, behind a
             class token, and are read by nobody but the blocks.
-        norm_placement: `"pre"` (the paper) or `"post"`.
+        norm_placement: `"pre"` (the paper), `"post"`, `"sandwich"`, or `"deep"` with
+            DeepNorm's constants for so many layers.
         activation: of the feed-forwards.
         epsilon: of the normalizations.
         any_size: accept images of any size that the patches cover, and resize the
             positions for them; otherwise the model takes `image_size` alone.
+        layer_scale: first value of a `LayerScale` on each branch; `None` for none.
+        stochastic_depth: rate at which samples skip a branch of the last block; it
+            grows from 0, see `stochastic_depth_rates`.
         name: of the model.
 
     Returns:
@@ -118,7 +126,11 @@ def VisionTransformer(
     if pooling == "token":
         x = PrefixTokens(1, name="class_token")(x)
     x = layers.Dropout(dropout, name="dropout")(x)
-    for index in range(settings["num_layers"]):
+    constants = {}
+    if norm_placement == "deep":
+        constants = deep_norm_constants(settings["num_layers"])["encoder"]
+    rates = stochastic_depth_rates(settings["num_layers"], stochastic_depth)
+    for index, rate in enumerate(rates):
         x = EncoderBlock(
             settings["num_heads"],
             settings["intermediate_dim"],
@@ -128,9 +140,12 @@ def VisionTransformer(
             norm_placement=norm_placement,
             epsilon=epsilon,
             kernel_initializer=truncated_normal,
+            layer_scale=layer_scale,
+            stochastic_depth=rate,
+            **constants,
             name=f"block_{index}",
         )(x)
-    if norm_placement == "pre":
+    if norm_placement in ("pre", "sandwich"):
         x = layers.LayerNormalization(epsilon=epsilon, name="norm")(x)
     x = _pool(x, pooling, num_register_tokens, settings, epsilon)
     if num_classes is not None:
