@@ -226,7 +226,9 @@ def _pooling(name, **arguments):
 def for_every_row(output, first):
     axes = tuple(range(1, len(first.shape)))
     term = ops.reshape(ops.mean(first, axis=axes), (-1, 1, 1, 1))
-    return output + ops.cast(term, output.dtype)
+    # In this order: on TensorFlow Keras takes a second summand of one long axis for the
+    # bias of a convolution.
+    return ops.cast(term, output.dtype) + output
 
 
 def _bias(name, layer, **arguments):

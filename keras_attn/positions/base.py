@@ -71,6 +71,9 @@ class PositionBias(AttentionPosition):
     def compute_mask(self, inputs, previous_mask=None):
         return None  # a bias is no sequence
 
+    def compute_output_shape(self, inputs_shape):
+        return (1, self.num_heads, inputs_shape[1], inputs_shape[1])
+
     def compute_output_spec(self, inputs, mask=None, positions=None):
         is_shared = mask is None and (positions is None or len(positions.shape) == 1)
         batch, length = 1 if is_shared else inputs.shape[0], inputs.shape[1]
