@@ -55,7 +55,7 @@ class Attend(layers.Layer):
       heads where the caller's has them. A layer that takes none gets the padding as
       `mask`, or by Keras' names (`query_mask`, `value_mask`, ...), or, if it has
       `supports_masking`, riding on its inputs.
-    * `use_causal_mask`, `bias` and `positions` go where they are named.
+    * `use_causal_mask`, `bias`, `positions` and `cache` go where they are named.
 
     What is needed and has no place is refused: nothing is dropped in silence.
 
@@ -101,9 +101,13 @@ class Attend(layers.Layer):
         attention_mask=None,
         bias=None,
         positions=None,
+        cache=None,
+        cache_index=None,
         training=None,
     ):
-        options = _given(bias=bias, positions=positions)
+        options = _given(
+            bias=bias, positions=positions, cache=cache, cache_index=cache_index
+        )
         if self.is_own:
             options |= _given(
                 query_mask=query_mask,

@@ -1,5 +1,6 @@
 """Transformer decoder block."""
 
+import keras
 from keras.saving import register_keras_serializable
 
 from keras_attn.block import Block
@@ -48,10 +49,13 @@ class DecoderBlock(Block):
         bias: of the self-attention: float, added to the scores; broadcasts to
             `(batch, heads, query, key)`.
         positions: `(batch, length)`, ints, handed on to the self-attention.
+        cache: what `make_cache` gave, or an earlier call: the block sees the tokens in
+            it too, and the memory that it was made with.
+        cache_index: see `MultiHeadAttention`.
         training: whether dropout is on.
 
     Returns:
-        `(batch, length, dim)`.
+        `(batch, length, dim)`; with a cache a pair with the new cache.
 
     Raises:
         ValueError: `memory` missing where the block was built with it, or given where
@@ -125,12 +129,16 @@ class DecoderBlock(Block):
         attention_mask=None,
         bias=None,
         positions=None,
+        cache=None,
+        cache_index=None,
         training=None,
     ):
-        self._check_memory(memory)
+        cache = dict(cache or {})
+        past, known = cache.get("self_attention"), cache.get("cross_attention")
+        self._check_memory(memory if known is None else known)
 
         def attend_to_past(x):
-            return self.attend_to_past(
+            result = self.attend_to_past(
                 x,
                 x,
                 layer=self.self_attention,
@@ -139,16 +147,23 @@ class DecoderBlock(Block):
                 attention_mask=attention_mask,
                 bias=bias,
                 positions=positions,
+                cache=past,
+                cache_index=cache_index,
                 training=training,
             )
+            if past is None:
+                return result
+            output, cache["self_attention"] = result
+            return output
 
         def attend_to_memory(x):
             return self.attend_to_memory(
                 x,
-                memory,
+                x if memory is None else memory,  # a cache stands for it
                 layer=self.cross_attention,
                 query_mask=mask,
                 value_mask=memory_mask,
+                cache=known,
                 training=training,
             )
 
@@ -156,17 +171,63 @@ class DecoderBlock(Block):
             return self.feed(x, layer=self.feed_forward, mask=mask, training=training)
 
         if self.parallel:
-            return self.residual(
+            x = self.residual(
                 inputs, branch=lambda x: attend_to_past(x) + feed(x), training=training
             )
+            return (x, cache) if cache else x
         x = self.self_attention_residual(
             inputs, branch=attend_to_past, training=training
         )
-        if memory is not None:
+        if self.cross_attention is not None:
             x = self.cross_attention_residual(
                 x, branch=attend_to_memory, training=training
             )
-        return self.feed_forward_residual(x, branch=feed, training=training)
+        x = self.feed_forward_residual(x, branch=feed, training=training)
+        return (x, cache) if cache else x
+
+    def make_cache(
+        self, batch_size, max_length, memory=None, memory_mask=None, rolling=False
+    ):
+        """An empty cache, see `keras_attn.cache`; the memory is projected once, here.
+
+        Args:
+            batch_size: number of rows.
+            max_length: how many tokens a row may have.
+            memory: `(batch, memory_length, memory_dim)`, where the block reads one.
+            memory_mask: `(batch, memory_length)`, `True` at real tokens.
+            rolling: see `MultiHeadAttention.make_cache`.
+
+        Returns:
+            A dictionary of caches, `"self_attention"` and, with a memory,
+            `"cross_attention"`.
+        """
+        if not self.built:
+            raise ValueError(
+                f"The sizes of {self.name!r} are known once it is built: call it, or "
+                "`build` it, before `make_cache`."
+            )
+        self._check_memory(memory)
+        cache = {
+            "self_attention": self.self_attention.make_cache(
+                batch_size, max_length, rolling=rolling
+            )
+        }
+        if memory is not None:
+            cache["cross_attention"] = self.cross_attention.make_memory_cache(
+                memory, mask=memory_mask
+            )
+        return cache
+
+    def compute_output_spec(self, inputs, memory=None, cache=None, **kwargs):
+        output = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
+        if not cache:
+            self.compute_output_shape(
+                inputs.shape, None if memory is None else memory.shape
+            )
+            return output
+        return output, keras.tree.map_structure(
+            lambda x: keras.KerasTensor(x.shape, dtype=x.dtype), dict(cache)
+        )
 
     def compute_output_shape(self, inputs_shape, memory_shape=None):
         if self.built:

@@ -7,7 +7,7 @@ from cases import numpy, padding, randomize
 from configurations import OPTIONS, Configuration, check_cache, close, pairs
 from keras import ops
 
-from keras_attn import MultiHeadAttention, RotaryEmbedding, cache
+from keras_attn import DecoderBlock, MultiHeadAttention, RotaryEmbedding, cache
 
 CHUNKS = {"one": [1] * 6, "three": [3, 3], "all": [6], "mixed": [2, 1, 3]}
 CACHED = {
@@ -171,6 +171,65 @@ def test_the_symbolic_shapes_are_the_real_ones():
         assert [tuple(x.shape) for x in keras.tree.flatten(spec)] == [
             tuple(x.shape) for x in keras.tree.flatten(real)
         ]
+
+
+# --- Blocks --------------------------------------------------------------------------
+
+BLOCKS = {
+    "plain": {},
+    "pre_rms": {"norm_placement": "pre", "normalization": "rms"},
+    "parallel": {"parallel": True, "norm_placement": "pre"},
+    "memory": {},
+    "given": {
+        "num_heads": None,
+        "self_attention": {
+            "num_heads": 4,
+            "num_kv_heads": 2,
+            "sliding_window": 3,
+            "query_key_norm": "rms",
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("chunks", CHUNKS)
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_decoder_block_in_pieces(name, chunks):
+    arguments = {"num_heads": 2, "intermediate_dim": 11, **BLOCKS[name]}
+    if "self_attention" in arguments:
+        arguments["self_attention"] = MultiHeadAttention(
+            position=RotaryEmbedding(), **arguments["self_attention"]
+        )
+    block, x, options = DecoderBlock(**arguments), inputs(), {}
+    if name == "memory":
+        memory = np.random.default_rng(1).normal(size=(3, 7, 5)).astype("float32")
+        options = {"memory": memory, "memory_mask": padding(7)}
+    block(x, **options)
+    randomize(block)
+    whole = numpy(block(x, **options))
+    kept = block.make_cache(3, 6, rolling=name == "given", **options)
+    pieces, start = [], 0
+    for size in CHUNKS[chunks]:
+        piece, kept = block(x[:, start : start + size], cache=kept)
+        pieces.append(numpy(piece))
+        start += size
+    close(np.concatenate(pieces, 1), whole, 1e-5)
+
+
+def test_a_step_of_a_block_is_a_functional_model():
+    block, x = DecoderBlock(2, 11), inputs()
+    memory = np.random.default_rng(1).normal(size=(3, 7, 5)).astype("float32")
+    whole = numpy(block(x, memory))
+    kept = block.make_cache(3, 6, memory)
+    symbols = keras.tree.map_structure(
+        lambda x: keras.Input(batch_shape=(None, *x.shape[1:]), dtype=x.dtype), kept
+    )
+    token = keras.Input((1, 8))
+    step = keras.Model([token, symbols], list(block(token, cache=symbols)))
+    for index in range(6):
+        token = ops.convert_to_tensor(x[:, index : index + 1])
+        output, kept = step([token, kept])
+        close(output, whole[:, index : index + 1], 1e-5)
 
 
 # --- Bad input -----------------------------------------------------------------------
