@@ -7,6 +7,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # Test processes per backend. More than the number of cores only slows them down.
 WORKERS ?= 2
+# How long `make fuzz` draws on each backend.
+MINUTES ?= 10
 PYTEST_ARGS ?=
 
 VENV := .venv
@@ -22,7 +24,7 @@ test-jax: export XLA_FLAGS ?= --xla_backend_optimization_level=0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-tensorflow test-jax test-torch lint format docs install clean
+.PHONY: help demo test test-tensorflow test-jax test-torch fuzz lint format docs install clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +40,9 @@ test-torch: $(VENV)/stamp-test ## Run the tests on torch
 test-tensorflow test-jax test-torch: test-%:
 	@echo "==> tests on $*"
 	$(SINGLE) KERAS_BACKEND=$* $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+fuzz: $(VENV)/stamp-test ## Draw attention layers for MINUTES on each backend, against the oracle
+	$(foreach backend,tensorflow jax torch,$(SINGLE) KERAS_BACKEND=$(backend) $(BIN)/python tests/fuzz.py --minutes $(MINUTES) &&) true
 
 lint: $(VENV)/stamp-lint ## Check format, lint and the floors of the house
 	$(BIN)/ruff format --check .

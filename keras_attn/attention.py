@@ -346,7 +346,9 @@ class MultiHeadAttention(layers.Layer):
             padding = self._key_padding(key, value_mask, key_mask)
             mask = None if padding is None else ops.expand_dims(padding, 1)
             if cache is not None:
-                cache = self._checked(cache, cache_index, query, attention_mask, bias)
+                # Masks and biases follow the slots, so long as none is used again.
+                rolls = self._rolls(cache) and attention_mask is None and bias is None
+                cache = self._checked(cache, cache_index, query, rolls)
                 counts = caches.counts_of(cache, padding, ops.shape(query)[1])
                 positions = counts if positions is None else positions
             key_positions = positions if key_positions is None else key_positions
@@ -363,7 +365,7 @@ class MultiHeadAttention(layers.Layer):
                 if not use_causal_mask:
                     left = None if window is None else window_sides(window)[0]
                     keys, values, key_places, mask = caches.read(
-                        cache, written, *new, left, self._rolls(cache)
+                        cache, written, *new, left, rolls
                     )
                     window = None
                     places = places[0], key_places
@@ -469,7 +471,10 @@ class MultiHeadAttention(layers.Layer):
                 axes.normalized(self.attention_axes, len(query.shape)),
             )
             if cache is not None and not _is_start(cache_index):
-                shape = (*shape[:-1], self._num_read(query, cache))
+                follows = any(
+                    kwargs.get(name) is not None for name in ("attention_mask", "bias")
+                )
+                shape = (*shape[:-1], self._num_read(query, cache, follows))
             results.append(keras.KerasTensor(shape, dtype=self.compute_dtype))
         if is_written:
             results.append(
@@ -602,14 +607,8 @@ class MultiHeadAttention(layers.Layer):
     def _fold_padding(self, name, mask, x):
         return None if mask is None else axes.fold_padding(name, mask, x, self._axes)
 
-    def _checked(self, cache, cache_index, query, attention_mask, bias):
+    def _checked(self, cache, cache_index, query, rolls):
         """`cache`, holding `cache_index` tokens, if `query` fits in it."""
-        if self._rolls(cache) and not (attention_mask is None and bias is None):
-            raise ValueError(
-                "The slots of a rolling cache hold other tokens at every step, which "
-                "`attention_mask` and `bias` cannot follow. Received: a cache of "
-                f"{cache['key'].shape[2]} slots, sliding_window={self.sliding_window}"
-            )
         if len(query.shape) != 3:
             raise ValueError(
                 "A cache is for queries `(batch, length, dim)`. "
@@ -618,7 +617,7 @@ class MultiHeadAttention(layers.Layer):
         if cache_index is not None:
             cache = caches.rewind(cache, cache_index)
         slots, length = cache["key"].shape[2], query.shape[1]
-        if length is None or self._rolls(cache):
+        if length is None or rolls:
             return cache
         held = cache["length"] if cache_index is None else cache_index
         if is_known_false(ops.all(held + length <= slots)):
@@ -634,10 +633,11 @@ class MultiHeadAttention(layers.Layer):
             return False
         return cache["key"].shape[2] == window_sides(self.sliding_window)[0] + 1
 
-    def _num_read(self, query, cache):
+    def _num_read(self, query, cache, follows):
         """How many keys a query sees or not, of those that a cache gives it."""
         slots = cache["key"].shape[2]
-        if caches.is_memory(cache) or not self._rolls(cache) or query.shape[1] == 1:
+        rolls = not caches.is_memory(cache) and self._rolls(cache) and not follows
+        if not rolls or query.shape[1] == 1:
             return slots
         return None if query.shape[1] is None else slots + query.shape[1]
 

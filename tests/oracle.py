@@ -461,6 +461,8 @@ def frequency(pair, dim, base=10_000, scaling=None):
     if kind == "linear":
         return theta / factor
     if kind == "ntk":
+        if pair == 0:
+            return 1.0
         return (base * factor ** (dim / (dim - 2))) ** (-2 * pair / dim)
     length = scaling["original_max_position_embeddings"]
     if kind == "llama3":

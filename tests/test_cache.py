@@ -255,11 +255,13 @@ def test_only_a_window_rolls():
         attention().make_cache(2, 5, rolling=True)
 
 
-def test_a_rolling_cache_takes_no_bias():
+def test_a_rolling_cache_takes_no_bias_once_it_rolls():
     layer, x = attention(sliding_window=3), inputs()
-    kept = layer.make_cache(3, 6, rolling=True)
-    with pytest.raises(ValueError, match=r"(?s)rolling.*3 slots"):
-        layer(x[:, :1], cache=kept, bias=np.zeros((1, 3), "float32"))
+    bias = np.zeros((1, 3), "float32")
+    _, kept = layer(x[:, :2], cache=layer.make_cache(3, 6, rolling=True))
+    _, kept = layer(x[:, :1], cache=kept, bias=bias)  # the last slot
+    with pytest.raises(ValueError, match=r"(?s)3 slots.*1 tokens"):
+        layer(x[:, :1], cache=kept, bias=bias)
 
 
 def test_a_cache_needs_a_built_layer():
