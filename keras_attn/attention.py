@@ -480,7 +480,7 @@ class MultiHeadAttention(layers.Layer):
             results.append(
                 {
                     name: keras.KerasTensor(x.shape, dtype=x.dtype)
-                    for name, x in cache.items()
+                    for name, x in caches.in_order(cache).items()
                 }
             )
         return results[0] if len(results) == 1 else tuple(results)

@@ -24,6 +24,7 @@ from keras_attn.masks import as_mask, token_positions
 __all__ = [
     "append",
     "counts_of",
+    "in_order",
     "is_memory",
     "make_cache",
     "make_memory_cache",
@@ -52,9 +53,9 @@ def make_cache(batch_size, kv_heads, num_slots, key_dim, value_dim=None, dtype=N
     shape = (batch_size, kv_heads, num_slots)
     return {
         "key": ops.zeros((*shape, key_dim), dtype),
-        "value": ops.zeros((*shape, value_dim or key_dim), dtype),
-        "positions": ops.zeros((batch_size, num_slots), "int32"),
         "length": ops.zeros((batch_size,), "int32"),
+        "positions": ops.zeros((batch_size, num_slots), "int32"),
+        "value": ops.zeros((*shape, value_dim or key_dim), dtype),
     }
 
 
@@ -68,7 +69,7 @@ def make_memory_cache(key, value, mask=None):
     """
     if mask is None:
         mask = ops.ones((ops.shape(key)[0], ops.shape(key)[2]), "bool")
-    return {"key": key, "value": value, "mask": as_mask(mask)}
+    return {"key": key, "mask": as_mask(mask), "value": value}
 
 
 def is_memory(cache):
@@ -114,14 +115,25 @@ def append(cache, key, value, positions, counts, mask=None):
 
     return {
         "key": write(cache["key"], key),
-        "value": write(cache["value"], value),
+        "length": length,
         "positions": ops.where(
             is_new,
             ops.take_along_axis(ops.cast(positions, "int32"), source, axis=1),
             cache["positions"],
         ),
-        "length": length,
+        "value": write(cache["value"], value),
     }
+
+
+def in_order(cache):
+    """The cache, or the dictionary of caches, with its names in alphabetical order.
+
+    Some backends flatten a dictionary in the order of its names, others as it was
+    made: only where the two are one does a saved model find its tensors on all.
+    """
+    if not isinstance(cache, dict):
+        return cache
+    return {name: in_order(cache[name]) for name in sorted(cache)}
 
 
 def counts_of(cache, mask, length):
@@ -209,7 +221,8 @@ def rewind(cache, length):
     A cache that has rolled cannot give back what was overwritten.
     """
     length = ops.cast(ops.convert_to_tensor(length), "int32")
-    return {**cache, "length": ops.broadcast_to(length, ops.shape(cache["length"]))}
+    length = ops.broadcast_to(length, ops.shape(cache["length"]))
+    return in_order({**cache, "length": length})
 
 
 def _newest(length, slots):

@@ -4,6 +4,7 @@ import keras
 from keras.saving import register_keras_serializable
 
 from keras_attn.block import Block
+from keras_attn.cache import in_order
 
 __all__ = ["DecoderBlock"]
 
@@ -174,7 +175,7 @@ class DecoderBlock(Block):
             x = self.residual(
                 inputs, branch=lambda x: attend_to_past(x) + feed(x), training=training
             )
-            return (x, cache) if cache else x
+            return (x, in_order(cache)) if cache else x
         x = self.self_attention_residual(
             inputs, branch=attend_to_past, training=training
         )
@@ -183,7 +184,7 @@ class DecoderBlock(Block):
                 x, branch=attend_to_memory, training=training
             )
         x = self.feed_forward_residual(x, branch=feed, training=training)
-        return (x, cache) if cache else x
+        return (x, in_order(cache)) if cache else x
 
     def make_cache(
         self, batch_size, max_length, memory=None, memory_mask=None, rolling=False
@@ -207,16 +208,15 @@ class DecoderBlock(Block):
                 "`build` it, before `make_cache`."
             )
         self._check_memory(memory)
-        cache = {
-            "self_attention": self.self_attention.make_cache(
-                batch_size, max_length, rolling=rolling
-            )
-        }
+        cache = {}
+        cache["self_attention"] = self.self_attention.make_cache(
+            batch_size, max_length, rolling=rolling
+        )
         if memory is not None:
             cache["cross_attention"] = self.cross_attention.make_memory_cache(
                 memory, mask=memory_mask
             )
-        return cache
+        return in_order(cache)
 
     def compute_output_spec(self, inputs, memory=None, cache=None, **kwargs):
         output = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
@@ -226,7 +226,7 @@ class DecoderBlock(Block):
             )
             return output
         return output, keras.tree.map_structure(
-            lambda x: keras.KerasTensor(x.shape, dtype=x.dtype), dict(cache)
+            lambda x: keras.KerasTensor(x.shape, dtype=x.dtype), in_order(dict(cache))
         )
 
     def compute_output_shape(self, inputs_shape, memory_shape=None):

@@ -157,6 +157,31 @@ def test_a_step_is_a_functional_model():
         close(output, whole[:, index : index + 1], 1e-5)
 
 
+def test_a_cache_is_in_the_order_of_its_names():
+    """Else a model saved on one backend takes the length for the value on another."""
+    layer, x = attention(), inputs()
+    mixed = dict(reversed(layer.make_cache(3, 6).items()))
+    for kept in (
+        layer.make_cache(3, 6),
+        layer(x, cache=mixed)[1],
+        cache.rewind(mixed, 0),
+        layer.make_memory_cache(x),
+        decoder_cache(),
+    ):
+        for names in (
+            kept,
+            *(part for part in kept.values() if isinstance(part, dict)),
+        ):
+            assert list(names) == sorted(names)
+
+
+def decoder_cache():
+    block, x = DecoderBlock(2, 11), inputs()
+    block(x, x)
+    kept = dict(reversed(block.make_cache(3, 6, memory=x).items()))
+    return block(x, cache=kept)[1]
+
+
 def test_the_symbolic_shapes_are_the_real_ones():
     layer = attention(sliding_window=3)
     for rolling, size, index in ((True, 1, None), (True, 4, None), (False, 4, 0)):

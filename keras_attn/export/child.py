@@ -62,7 +62,11 @@ def _write_saved_model(model, job):
     """One `serving_default`, by names; and `serve`, with the model's own structure."""
     import keras
 
-    from keras_attn.export.signature import input_structure
+    from keras_attn.export.signature import (
+        input_names,
+        input_structure,
+        leaf_names,
+    )
 
     specs = {
         tensor["name"]: keras.InputSpec(
@@ -71,20 +75,24 @@ def _write_saved_model(model, job):
         for tensor in job["inputs"]
     }
     structure = input_structure(model)
+    # The order of a dictionary differs by backend, and in what a model returns from
+    # what it says: everything goes by name.
+    inputs = input_names(model)
 
     def serve(inputs):
         return model(inputs, training=False)
 
     def by_name(tensors):
-        flat = [tensors[name] for name in specs]
-        outputs = call(keras.tree.pack_sequence_as(structure, flat))
-        return dict(zip(job["outputs"], keras.tree.flatten(outputs), strict=True))
+        flat = [tensors[name] for name in inputs]
+        results = call(keras.tree.pack_sequence_as(structure, flat))
+        names = leaf_names(results, model.output_names)
+        return dict(zip(names, keras.tree.flatten(results), strict=True))
 
     archive = keras.export.ExportArchive()
     archive.track(model)
     call = serve
     if job["format"] == "saved_model":
-        packed = keras.tree.pack_sequence_as(structure, list(specs.values()))
+        packed = keras.tree.pack_sequence_as(structure, [specs[x] for x in inputs])
         call = archive.add_endpoint("serve", serve, [packed])
     archive.add_endpoint("serving_default", by_name, [specs])
     archive.write_out(job["saved_model"], verbose=False)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from keras_attn.export.errors import ExportError
-from keras_attn.export.signature import input_structure, output_names
+from keras_attn.export.signature import input_structure, leaf_names
 
 # Sizes tried for the open axes, in turn over the axes of all inputs: two different
 # lengths first, then equal ones (some models need that), then what images need.
@@ -56,8 +56,9 @@ def forward(model, tensors, feeds):
     flat = [feeds[tensor.name] for tensor in tensors]
     packed = keras.tree.pack_sequence_as(input_structure(model), flat)
     outputs = model.predict_on_batch(packed)
+    names = leaf_names(outputs, model.output_names)
     arrays = [_to_numpy(output) for output in keras.tree.flatten(outputs)]
-    return dict(zip(output_names(model), arrays, strict=True))
+    return dict(zip(names, arrays, strict=True))
 
 
 def max_difference(cases, run, tolerance):

@@ -31,7 +31,7 @@ def input_tensors(model, batch=None, length=None):
             a tuple with one integer for each open axis, `{input name: either}`, or
             `None` for any.
     """
-    names = _names(input_structure(model), [tensor.name for tensor in model.inputs])
+    names = input_names(model)
     if isinstance(length, dict) and set(length) - set(names):
         raise ValueError(
             f"`length` must name inputs of the model, {names}. "
@@ -43,6 +43,11 @@ def input_tensors(model, batch=None, length=None):
     ]
 
 
+def input_names(model):
+    """The names of the inputs in the order of `keras.tree.flatten(model.input)`."""
+    return leaf_names(input_structure(model), [tensor.name for tensor in model.inputs])
+
+
 def output_names(model):
     """The names of the outputs in the order of `keras.tree.flatten(model.output)`.
 
@@ -50,7 +55,7 @@ def output_names(model):
     """
     is_sequence = isinstance(model, keras.Sequential)
     outputs = model.outputs[0] if is_sequence else model.output
-    return _names(outputs, model.output_names)
+    return leaf_names(outputs, model.output_names)
 
 
 def input_structure(model):
@@ -105,11 +110,18 @@ def _shape(name, shape, batch, length):
     return tuple(fixed.get(axis, size) for axis, size in enumerate(shape))
 
 
-def _names(structure, fallbacks):
-    """One name a leaf: its dictionary key where it has one; unique and plain."""
-    paths = [path for path, _ in keras.tree.flatten_with_path(structure)]
+def leaf_names(structure, fallbacks):
+    """One name a leaf, in the order of `keras.tree.flatten`, unique and plain.
+
+    A leaf's name is its dictionary key where it has one. The order of a dictionary's
+    keys differs by backend, and `flatten_with_path` has an order of its own.
+    """
+    paths = {}
+    for path, leaf in keras.tree.flatten_with_path(structure):
+        paths.setdefault(id(leaf), []).append(path)
     names = []
-    for path, fallback in zip(paths, fallbacks, strict=True):
+    for leaf, fallback in zip(keras.tree.flatten(structure), fallbacks, strict=True):
+        path = paths[id(leaf)].pop(0)
         keyed = any(isinstance(key, str) for key in path)
         name = "_".join(str(key) for key in path) if keyed else fallback
         name = re.sub(r"\W", "_", name, flags=re.ASCII)

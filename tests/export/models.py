@@ -46,6 +46,85 @@ def image_classifier():
     )
 
 
+def every_attention():
+    """One stack with every option of attention and every kind of block part."""
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    x = keras_attn.TokenEmbedding(53, 16, mask_zero=True)(tokens)
+    bias = keras_attn.RelativePositionBias(4, num_buckets=8, max_distance=5)(x)
+    x = keras_attn.DecoderBlock(
+        self_attention=keras_attn.MultiHeadAttention(
+            4,
+            num_kv_heads=2,
+            position=keras_attn.RotaryEmbedding(layout="interleaved", rotary_dim=2),
+            query_key_norm="rms",
+            logit_soft_cap=5.0,
+            use_sinks=True,
+            use_gate=True,
+            sliding_window=3,
+        ),
+        feed_forward=keras_attn.GatedFeedForward(24),
+        norm_placement="sandwich",
+        normalization="rms",
+        layer_scale=0.5,
+    )(x)
+    x = keras_attn.EncoderBlock(
+        attention=keras_attn.MultiHeadAttention(
+            4, position=keras_attn.AlibiBias(4), query_key_norm="l2"
+        ),
+        feed_forward=keras_attn.MixtureOfExperts(3, 24),
+        norm_placement="pre",
+    )(x, bias=bias)
+    return keras.Model(tokens, x, name="every_attention")
+
+
+def one_step():
+    """One token through a block, its caches in and out."""
+    block = keras_attn.DecoderBlock(
+        intermediate_dim=24,
+        self_attention=keras_attn.MultiHeadAttention(
+            4, num_kv_heads=2, position=keras_attn.RotaryEmbedding(), sliding_window=5
+        ),
+    )
+    block.build((None, None, 16))
+    kept = block.make_cache(1, 5)["self_attention"]
+    cache = {
+        name: keras.Input(batch_shape=(None, *x.shape[1:]), dtype=x.dtype, name=name)
+        for name, x in kept.items()
+    }
+    token = keras.Input((1, 16), name="token")
+    output, left = block(token, cache={"self_attention": cache})
+    outputs = {f"new_{name}": x for name, x in left["self_attention"].items()}
+    return keras.Model({"token": token, **cache}, {"output": output, **outputs})
+
+
+def every_vision_part():
+    """A stem, shifted windows with their mask and 2-D bias, a pool; a video beside."""
+    images = keras.Input((16, 24, 3), name="images")
+    x = keras_attn.ConvStem(16, filters=(8, 12))(images)  # (batch, 4, 6, dim)
+    x = keras_attn.LearnedPositionEmbedding((3, 5))(x)
+    shifted = keras.ops.roll(x, (-1, -1), axis=(1, 2))
+    shifted = keras_attn.windows.window_partition(shifted, 2)
+    bias = keras_attn.RelativePositionBias2D(2, 2)(shifted[:, 0])
+    mask = keras_attn.windows.shifted_window_mask(4, 6, 2, 1)[None, :, None]
+    shifted = keras_attn.MultiHeadAttention(2, attention_axes=2)(
+        shifted, attention_mask=mask, bias=bias[:, None]
+    )
+    x = x + keras_attn.windows.window_reverse(shifted, 2, 4, 6)
+    x = keras_attn.PrefixTokens(2)(x)
+    x = keras_attn.EncoderBlock(
+        intermediate_dim=24,
+        attention=keras_attn.MultiHeadAttention(
+            2, position=keras_attn.RotaryEmbedding(grid=(4, 6), num_prefix_tokens=2)
+        ),
+    )(x)
+    pooled = keras_attn.AttentionPooling(2, intermediate_dim=24)(x)
+    video = keras.Input((4, 6, 6, 3), name="video")
+    tubes = keras_attn.TubeletEmbedding(8, (2, 3, 3))(video)
+    return keras.Model(
+        {"images": images, "video": video}, {"pooled": pooled, "tubes": tubes}
+    )
+
+
 def without_builtin():
     """`Cholesky`, two layers deep."""
     inputs = keras.Input((6, 4), name="x")

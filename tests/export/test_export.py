@@ -155,6 +155,42 @@ class TestTextEncoder:
         assert_close(np.array(got), expected)
 
 
+class TestEveryLayer:
+    """The exporter itself compares the file with the model and refuses other ops."""
+
+    @pytest.mark.parametrize("name", ["every_attention", "every_vision_part"])
+    def test_builtin_ops_and_the_same_numbers(self, folder, name):
+        model = getattr(models, name)()
+        batch = None if name == "every_attention" else 1
+        report = export.to_litert(
+            model, folder / f"{name}.tflite", batch=batch, verbose=False
+        )
+        assert report.max_difference < 1e-5
+        assert report.largest_output > 0.1
+
+    def test_a_step_with_its_caches(self, folder):
+        model, path = models.one_step(), folder / "step.tflite"
+        export.to_litert(model, path, verbose=False)
+        file = runtime.LiteRTModel(path)
+        kept = {x.name: np.zeros((1, *x.shape[1:]), x.dtype) for x in model.inputs}
+        same = dict(kept)
+        for _ in range(7):  # past the window, which is as long as the cache
+            kept["token"] = same["token"] = RNG.normal(size=(1, 1, 16)).astype(
+                "float32"
+            )
+            got, expected = file(**kept), run(model, same)
+            assert_close(got["output"], expected["output"])
+            kept, same = (
+                {
+                    name.removeprefix("new_"): np.asarray(x)
+                    for name, x in part.items()
+                    if name != "output"
+                }
+                for part in (got, expected)
+            )
+        assert kept["length"] == 7
+
+
 class TestEncoderDecoder:
     @pytest.mark.parametrize("lengths", [(1, 5), (8, 1), (5, 8)])
     def test_two_lengths(self, pair, lengths):
@@ -397,7 +433,7 @@ def test_modules_are_found():
     assert set(modules_of(models.text_encoder())) == {
         "keras_attn.embeddings",
         "keras_attn.encoder",
-        "keras_attn.positions",
+        "keras_attn.positions.sinusoidal",
         "sample_layers",
     }
     assert modules_of(linear(), imports=[sample_layers]) == ["sample_layers"]
