@@ -108,7 +108,8 @@ class MultiHeadAttention(layers.Layer):
             `(batch, heads, query, key)`. -inf hides a key, as a mask does.
         positions: where the queries stand, `(query,)` or `(batch, query)`, for
             `position`. Defaults to the count of real tokens before each.
-        key_positions: where the keys stand. Defaults to `positions`, or to the count.
+        key_positions: where the keys stand. Defaults to `positions` where there are as
+            many keys as queries, else to the count.
         cache: what `make_cache` gave, or an earlier call: causal self-attention to the
             tokens in it and to `query`, which joins them. Or what
             `make_memory_cache` gave: cross-attention to that, without `value`.
@@ -351,7 +352,8 @@ class MultiHeadAttention(layers.Layer):
                 cache = self._checked(cache, cache_index, query, rolls)
                 counts = caches.counts_of(cache, padding, ops.shape(query)[1])
                 positions = counts if positions is None else positions
-            key_positions = positions if key_positions is None else key_positions
+            if key_positions is None and query.shape[1] == key.shape[1]:
+                key_positions = positions
             places = (
                 self._places(positions, heads, own),
                 self._places(key_positions, keys, padding),

@@ -62,11 +62,7 @@ def _write_saved_model(model, job):
     """One `serving_default`, by names; and `serve`, with the model's own structure."""
     import keras
 
-    from keras_attn.export.signature import (
-        input_names,
-        input_structure,
-        leaf_names,
-    )
+    from keras_attn.export.signature import input_structure, leaf_names
 
     specs = {
         tensor["name"]: keras.InputSpec(
@@ -77,7 +73,7 @@ def _write_saved_model(model, job):
     structure = input_structure(model)
     # The order of a dictionary differs by backend, and in what a model returns from
     # what it says: everything goes by name.
-    inputs = input_names(model)
+    inputs = leaf_names(structure, specs)
 
     def serve(inputs):
         return model(inputs, training=False)
@@ -85,7 +81,7 @@ def _write_saved_model(model, job):
     def by_name(tensors):
         flat = [tensors[name] for name in inputs]
         results = call(keras.tree.pack_sequence_as(structure, flat))
-        names = leaf_names(results, model.output_names)
+        names = leaf_names(results, job["outputs"])
         return dict(zip(names, keras.tree.flatten(results), strict=True))
 
     archive = keras.export.ExportArchive()

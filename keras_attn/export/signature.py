@@ -31,7 +31,7 @@ def input_tensors(model, batch=None, length=None):
             a tuple with one integer for each open axis, `{input name: either}`, or
             `None` for any.
     """
-    names = input_names(model)
+    names = leaf_names(input_structure(model), [x.name for x in model.inputs])
     if isinstance(length, dict) and set(length) - set(names):
         raise ValueError(
             f"`length` must name inputs of the model, {names}. "
@@ -41,11 +41,6 @@ def input_tensors(model, batch=None, length=None):
         Tensor(name, _shape(name, tensor.shape, batch, length), tensor.dtype)
         for name, tensor in zip(names, model.inputs, strict=True)
     ]
-
-
-def input_names(model):
-    """The names of the inputs in the order of `keras.tree.flatten(model.input)`."""
-    return leaf_names(input_structure(model), [tensor.name for tensor in model.inputs])
 
 
 def output_names(model):
