@@ -128,7 +128,7 @@ def build_vit(num_layers, dim=64):
     # small pictures, does not learn (https://arxiv.org/abs/2106.14881).
     for filters, strides in ((dim // 2, 1), (dim, 2), (dim, 2)):
         x = layers.Conv2D(filters, 3, strides, padding="same", use_bias=False)(x)
-        x = layers.BatchNormalization()(x)
+        x = layers.BatchNormalization(momentum=0.9)(x)
         x = layers.Activation("gelu")(x)
     x = ka.PatchEmbedding(dim, patch_size=1)(x)
     x = ka.LearnedPositionEmbedding(

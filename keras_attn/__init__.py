@@ -77,6 +77,6 @@ __all__ = [
     "models",
     "resample_patch_kernel",
     "restore_tokens",
-    "windows",
     "stochastic_depth_rates",
+    "windows",
 ]

@@ -5,6 +5,7 @@ two checks: against the float64 oracle, and in pieces through a cache against th
 """
 
 import dataclasses
+import functools
 import itertools
 import random
 
@@ -73,13 +74,58 @@ OPTIONS = {
 }
 
 
-def pairs():
-    """Two options that do not say the same thing, by their joined names."""
-    found = {}
-    for one, two in itertools.combinations(OPTIONS, 2):
-        if not set(OPTIONS[one]) & set(OPTIONS[two]):
-            found[f"{one}-{two}"] = {**OPTIONS[one], **OPTIONS[two]}
-    return found
+# The same as factors with levels: what a table of all pairs is made of.
+FACTORS = {
+    "num_kv_heads": (None, 1, 2),
+    "value_dim": (None, 5),
+    "position": (None, *POSITIONS),
+    "query_key_norm": (None, "rms", "layer", "l2"),
+    "logit_soft_cap": (None, 1.5),
+    "use_sinks": (False, True),
+    "use_gate": (False, True),
+    "use_bias": (True, False),
+    "sliding_window": (None, 3, (2, 1)),
+    "bias": (None, "shared", "row", "head", "full"),
+    "causal": (False, True),
+    "mask": (None, "right", "left"),
+    "attention_mask": (None, "row", "head"),
+    "keys": (None, 4),
+}
+
+
+def pairwise(is_allowed=lambda row: True):
+    """Rows of levels in which every two levels of two factors meet at least once.
+
+    Greedy: a row starts at a pair that has not met and takes, factor by factor, the
+    level that makes most new pairs meet.
+    """
+    by_size = sorted(FACTORS, key=lambda name: -len(FACTORS[name]))
+    missing = [
+        frozenset(pair)
+        for one, two in itertools.combinations(FACTORS, 2)
+        for pair in itertools.product(
+            [(one, level) for level in FACTORS[one]],
+            [(two, level) for level in FACTORS[two]],
+        )
+        if is_allowed(dict(pair))
+    ]
+    missing = dict.fromkeys(missing)  # a set that keeps its order
+    rows = []
+    while missing:
+        row = dict(next(iter(missing)))
+        for name in by_size:
+            if name not in row:
+                levels = [x for x in FACTORS[name] if is_allowed({**row, name: x})]
+                row[name] = max(levels, key=functools.partial(_met, missing, row, name))
+        for pair in itertools.combinations(row.items(), 2):
+            missing.pop(frozenset(pair), None)
+        rows.append({name: row[name] for name in FACTORS})
+    return rows
+
+
+def _met(missing, row, name, level):
+    """How many pairs that have not met this level of this factor makes meet."""
+    return sum(frozenset({(name, level), item}) in missing for item in row.items())
 
 
 @dataclasses.dataclass
@@ -210,10 +256,6 @@ class Configuration:
             window=self.arguments.get("sliding_window"),
             soft_cap=self.arguments.get("logit_soft_cap"),
         )
-
-    @property
-    def can_be_cached(self):
-        return self.memory is None and self.causal
 
 
 def check_oracle(configuration, tolerance=1e-5):

@@ -61,6 +61,12 @@ def test_every_public_name_is_there_and_documented():
     assert sorted(keras_attn.__all__) == keras_attn.__all__
     for name in keras_attn.__all__:
         assert getattr(keras_attn, name).__doc__, name
-    for module in (keras_attn.masks, keras_attn.encodings, keras_attn.models):
+    for module in (
+        keras_attn.cache,
+        keras_attn.encodings,
+        keras_attn.masks,
+        keras_attn.models,
+        keras_attn.windows,
+    ):
         for name in module.__all__:
             assert hasattr(module, name), name
