@@ -56,7 +56,7 @@ def main(argv=None):
 
     vit = build_vit(num_layers=2 if args.smoke else 4)
     started = time.monotonic()
-    train(vit, train_images, train_labels, args.epochs or (1 if args.smoke else 8))
+    train(vit, train_images, train_labels, args.epochs or (2 if args.smoke else 8))
     seconds = time.monotonic() - started
 
     logits = vit.predict(test[0], batch_size=250, verbose=0)
@@ -76,7 +76,7 @@ def main(argv=None):
 def parse_arguments(argv):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="a part of the data")
-    parser.add_argument("--epochs", type=int, help="default: 8, or 1 with --smoke")
+    parser.add_argument("--epochs", type=int, help="default: 8, or 2 with --smoke")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", type=pathlib.Path, help="folder of the *.gz files")
     parser.add_argument("--output", type=pathlib.Path, default="out/fashion")
