@@ -25,7 +25,7 @@ from keras_attn.masks import (
     window_sides,
 )
 from keras_attn.normalization import make_norm, unit_length
-from keras_attn.serialization import fresh, quantized_dtype
+from keras_attn.serialization import fresh, quantized_dtype, serialized
 
 __all__ = ["MultiHeadAttention"]
 
@@ -531,7 +531,7 @@ class MultiHeadAttention(layers.Layer):
             "use_gate": self.use_gate,
             "seed": self.seed,
             "num_kv_heads": self.num_kv_heads,
-            "position": self._position_config(),
+            "position": serialized(self.position),
             "query_key_norm": self.query_key_norm,
             "logit_soft_cap": self.logit_soft_cap,
             "use_sinks": self.use_sinks,
@@ -543,13 +543,6 @@ class MultiHeadAttention(layers.Layer):
     def from_config(cls, config):
         position = keras.saving.deserialize_keras_object(config.get("position"))
         return super().from_config({**config, "position": position})
-
-    def _position_config(self):
-        config = keras.saving.serialize_keras_object(self.position)
-        if self.position is not None:
-            # Built by itself it would get other paths than inside this layer.
-            config.pop("build_config", None)
-        return config
 
     def _queries(self, query):
         heads = self._split(self.query, query)

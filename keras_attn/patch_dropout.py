@@ -4,7 +4,7 @@ import keras
 from keras import initializers, layers, ops
 from keras.saving import register_keras_serializable
 
-from keras_attn.checks import check_count, check_rate
+from keras_attn.checks import check_count, check_rank, check_rate
 from keras_attn.masks import CarryMask, as_mask
 from keras_attn.serialization import fresh
 
@@ -71,7 +71,7 @@ class PatchDropout(layers.Layer):
         self.carry_mask = CarryMask(dtype=self.dtype_policy, name="carry_mask")
 
     def build(self, inputs_shape):
-        _check_sequence(self, inputs_shape)
+        check_rank(self, inputs_shape, 3, "(batch, length, dim)")
         length = inputs_shape[1]
         if length is not None and length <= self.num_prefix_tokens:
             raise ValueError(
@@ -156,7 +156,7 @@ class RandomMasking(layers.Layer):
         self.seed_generator = keras.random.SeedGenerator(seed)
 
     def build(self, inputs_shape, noise_shape=None):
-        _check_sequence(self, inputs_shape)
+        check_rank(self, inputs_shape, 3, "(batch, length, dim)")
 
     def call(self, inputs, noise=None):
         batch, length, _ = ops.shape(inputs)
@@ -214,7 +214,7 @@ class MaskTokens(layers.Layer):
         self.initializer = initializers.get(initializer)
 
     def build(self, inputs_shape, ids_restore_shape):
-        _check_sequence(self, inputs_shape)
+        check_rank(self, inputs_shape, 3, "(batch, length, dim)")
         self.token = self.add_weight(
             name="token",
             shape=(inputs_shape[-1],),
@@ -250,11 +250,3 @@ def _num_kept(length, rate):
         return max(1, int(length * share + 1e-3))  # 0.1 * 10 must be 1
     kept = ops.cast(length, "float32") * share + 1e-3
     return ops.maximum(1, ops.cast(kept, "int32"))
-
-
-def _check_sequence(layer, shape):
-    if len(shape) != 3:
-        raise ValueError(
-            f"{type(layer).__name__} expects `(batch, length, dim)`. "
-            f"Received: inputs_shape={tuple(shape)}"
-        )

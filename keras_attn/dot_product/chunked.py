@@ -47,12 +47,11 @@ def chunked_attention(query, key, value, scoring):
 
     def step(index, carry):
         total, norm, top = carry
-        terms = None if bias is None else ops.take(bias, index, axis=0)
+        places = None
         if key_positions is not None:
-            term = scoring.position_bias(
-                scoring.query_positions, ops.take(key_positions, index, axis=0)
-            )
-            terms = term if terms is None else terms if term is None else terms + term
+            places = ops.take(key_positions, index, axis=0)
+        terms = None if bias is None else ops.take(bias, index, axis=0)
+        terms = scoring.with_position(terms, places)
         scores = scoring.scores(query, ops.take(keys, index, axis=0), terms)
         number = index * chunk + ops.arange(0, chunk, dtype="int32")  # (chunk,)
         visible = _visible(scoring, place, number, length)

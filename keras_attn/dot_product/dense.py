@@ -13,28 +13,22 @@ __all__ = ["dense_attention", "has_kernel"]
 def dense_attention(query, key, value, scoring, return_scores=False):
     """The output and, with `return_scores`, the weights before dropout, else `None`."""
     query_length, key_length = ops.shape(query)[2], ops.shape(key)[2]
-    mask, bias, is_causal = scoring.mask, scoring.bias, scoring.is_causal
-    if scoring.position_bias is not None:
-        term = scoring.position_bias(scoring.query_positions, scoring.key_positions)
-        bias = term if bias is None else bias if term is None else bias + term
-
+    mask, is_causal = scoring.mask, scoring.is_causal
+    bias = scoring.with_position(scoring.bias, scoring.key_positions)
     fused = has_kernel(scoring) and not return_scores
     # Among keys as many as queries a query itself is always in its window.
     may_be_blind = mask is not None or (
         scoring.sliding_window is not None
         and not (isinstance(query_length, int) and query_length == key_length)
     )
-    if not (
-        fused and scoring.is_plain
-    ):  # the kernel knows no pattern but the causal one
+    # Of patterns a kernel knows the causal one alone.
+    if not (fused and scoring.is_plain):
         pattern = scoring.pattern(query_length, key_length)
         mask, is_causal = combine_masks(mask, pattern), False
 
     if fused:
-        output, weights = (
-            _fused(query, key, value, mask, bias, is_causal, scoring),
-            None,
-        )
+        weights = None
+        output = _fused(query, key, value, mask, bias, is_causal, scoring)
     else:
         weights = ops.cast(_weights(query, key, mask, bias, scoring), value.dtype)
         dropped = weights if scoring.dropout is None else scoring.dropout(weights)

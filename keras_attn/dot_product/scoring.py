@@ -56,6 +56,13 @@ class Scoring:
             scores = ops.tanh(scores / self.logit_soft_cap) * self.logit_soft_cap
         return scores if bias is None else scores + ops.cast(bias, "float32")
 
+    def with_position(self, bias, key_positions):
+        """`bias`, or `None`, and the term for keys at these positions."""
+        if self.position_bias is None:
+            return bias
+        term = self.position_bias(self.query_positions, key_positions)
+        return term if bias is None else bias + term
+
     def pattern(self, query_length, key_length):
         """What the causal rule and the window hide, `(query, key)`, or `None`."""
         lengths = query_length, key_length
