@@ -664,6 +664,10 @@ class MultiHeadAttention(layers.Layer):
             return functools.partial(self.attention_dropout, training=True)
         return None
 
+    def _initializer_of(self, name):
+        """Of the kernel of the projection of this name."""
+        return self.kernel_initializer
+
     def _project(self, name, shape, features, bound=1, activation=None):
         """A dense layer from the last `bound` axes of `shape` to `features`."""
         letters = string.ascii_lowercase
@@ -674,7 +678,7 @@ class MultiHeadAttention(layers.Layer):
             output_shape=(*(None for _ in free[1:]), *features),
             bias_axes=outer if self.use_bias else None,
             activation=activation,
-            kernel_initializer=fresh(self.kernel_initializer),
+            kernel_initializer=fresh(self._initializer_of(name)),
             bias_initializer=fresh(self.bias_initializer),
             kernel_regularizer=self.kernel_regularizer,
             bias_regularizer=self.bias_regularizer,

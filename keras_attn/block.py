@@ -266,10 +266,7 @@ class _DeepAttention(MultiHeadAttention):
         super().__init__(*args, **kwargs)
         self.beta = beta
 
-    def _project(self, name, *args, **kwargs):
-        plain = self.kernel_initializer
-        if name in ("value", "attention_output"):
-            self.kernel_initializer = scaled(plain, self.beta)
-        projection = super()._project(name, *args, **kwargs)
-        self.kernel_initializer = plain
-        return projection
+    def _initializer_of(self, name):
+        initializer = super()._initializer_of(name)
+        is_smaller = name in ("value", "attention_output")
+        return scaled(initializer, self.beta) if is_smaller else initializer
