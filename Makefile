@@ -19,9 +19,6 @@ SOURCES := keras_attn tests examples benchmarks docs conftest.py
 # One thread a process: two workers with two threads each are slower than with one.
 SINGLE := OMP_NUM_THREADS=1 TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1 TF_CPP_MIN_LOG_LEVEL=2
 
-# Half of JAX's test time is compiling; the tests ask for right numbers, not fast ones.
-test-jax: export XLA_FLAGS ?= --xla_backend_optimization_level=0
-
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-tensorflow test-jax test-torch fuzz lint format docs install clean

@@ -6,7 +6,8 @@ import random
 # JAX compiles every operation it meets: without optimization that takes half as long.
 os.environ.setdefault(
     "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    " --xla_llvm_disable_expensive_passes=true",
 )
 
 import keras

@@ -1,7 +1,5 @@
 """Blocked and chunked attention give what the dense one gives."""
 
-import itertools
-
 import keras
 import numpy as np
 import oracle
@@ -9,7 +7,12 @@ import pytest
 from cases import numpy
 from keras import ops
 
-from keras_attn import AlibiBias, MultiHeadAttention, dot_product_attention
+from keras_attn import (
+    AlibiBias,
+    MultiHeadAttention,
+    RelativePositionBias,
+    dot_product_attention,
+)
 from keras_attn.dot_product import attend, chunked
 
 LENGTH = 150
@@ -59,11 +62,23 @@ def test_blocked_is_dense(option, window):
     np.testing.assert_allclose(numpy(found), numpy(dense), rtol=1e-5, atol=1e-5)
 
 
+OF_EVERY_QUERY = {
+    "mask": {"mask": some(2, LENGTH, LENGTH, share=0.1)},
+    "mask_of_heads": {"mask": some(1, 4, LENGTH, LENGTH), "is_causal": True},
+    "bias": {"bias": normal(LENGTH, LENGTH)},
+}
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Two chunks and a part of one, of queries and of keys."""
+    monkeypatch.setattr(chunked, "CHUNK", 64)
+
+
 @pytest.mark.parametrize("window", [None, 70, (0, 3)], ids=str)
-@pytest.mark.parametrize("option", OPTIONS)
-def test_chunked_is_dense(option, window, monkeypatch):
-    monkeypatch.setattr(chunked, "CHUNK", 64)  # two chunks and a part of one
-    options = {**OPTIONS[option], "sliding_window": window}
+@pytest.mark.parametrize("option", [*OPTIONS, *OF_EVERY_QUERY])
+def test_chunked_is_dense(option, window, small_chunks):
+    options = {**OPTIONS, **OF_EVERY_QUERY}[option] | {"sliding_window": window}
     dense = dot_product_attention(*arrays(), implementation="dense", **options)
     found = dot_product_attention(*arrays(), implementation="chunked", **options)
     np.testing.assert_allclose(numpy(found), numpy(dense), rtol=1e-5, atol=1e-5)
@@ -83,21 +98,60 @@ def test_the_formula_itself(implementation):
     np.testing.assert_allclose(numpy(found), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [LENGTH, 20])
+def test_chunked_takes_other_lengths_than_its_keys(rows, small_chunks):
+    query, key, value = arrays()
+    inputs, options = (query[:, :, :rows], key[:, :, :100], value[:, :, :100]), {}
+    for options in ({}, {"is_causal": True}, {"sliding_window": 10}):
+        dense = dot_product_attention(*inputs, implementation="dense", **options)
+        found = dot_product_attention(*inputs, implementation="chunked", **options)
+        np.testing.assert_allclose(numpy(found), numpy(dense), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("implementation", ["blocked", "chunked"])
-def test_gradients_are_those_of_the_dense_form(implementation, gradients):
-    options = {"sliding_window": 20, "mask": some(2, 1, LENGTH, share=0.2)}
+def test_gradients_are_those_of_the_dense_form(implementation, gradients, small_chunks):
+    mask = some(2, 1, LENGTH, share=0.2)
 
     def loss(implementation):
-        def function(*inputs):
+        def function(query, key, value, bias, sinks):
             output = dot_product_attention(
-                *inputs, implementation=implementation, **options
+                query,
+                key,
+                value,
+                bias=bias,
+                sinks=sinks,
+                mask=mask,
+                sliding_window=20,
+                implementation=implementation,
             )
             return ops.square(output)
 
-        return gradients(function, *arrays())
+        return gradients(function, *arrays(), normal(2, 4, 1, LENGTH), normal(4))
 
     for found, expected in zip(loss(implementation), loss("dense"), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("implementation", ["blocked", "chunked"])
+def test_a_compiled_step_trains_the_table_of_a_position(implementation, small_chunks):
+    """XLA differentiates a loop only where it knows its length."""
+    x, tables, weights = normal(1, LENGTH, 4), {}, None
+    for form in ("dense", implementation):
+        inputs = keras.Input((LENGTH, 4))
+        position = RelativePositionBias(2)
+        attention = MultiHeadAttention(
+            2, position=position, sliding_window=20, implementation=form
+        )
+        model = keras.Model(inputs, attention(inputs))
+        weights = weights or model.get_weights()
+        model.set_weights(weights)
+        before = numpy(position.weights[0])
+        jit = keras.backend.backend() != "torch"  # which would need a C++ compiler
+        model.compile(keras.optimizers.SGD(10.0), "mse", jit_compile=jit)
+        model.train_on_batch(x, x)
+        tables[form] = numpy(position.weights[0]) - before
+    assert np.abs(tables["dense"]).max() > 1e-3
+    np.testing.assert_allclose(tables[implementation], tables["dense"], atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16"])
@@ -153,12 +207,13 @@ def test_the_size_chooses(monkeypatch):
     assert chosen(monkeypatch, middle) == "dense"
     monkeypatch.setattr(attend, "MANY_SCORES", 400 * 400)
     assert chosen(monkeypatch, middle, logit_soft_cap=3.0) == "chunked"
-    assert chosen(monkeypatch, middle, bias=bias) == "dense"
+    assert chosen(monkeypatch, middle, logit_soft_cap=3.0, bias=bias) == "chunked"
     plain = "dense" if keras.backend.backend() == "torch" else "chunked"
     assert chosen(monkeypatch, middle) == plain  # torch's kernel is as light
 
 
 REFUSED = {
+    "window": ({"sliding_window": None}, "no sliding window"),
     "scores": ({"return_scores": True}, "scores are asked for"),
     "mask": ({"mask": some(LENGTH, LENGTH)}, "mask differs by query"),
     "bias": ({"bias": normal(LENGTH, LENGTH)}, "bias differs by query"),
@@ -167,12 +222,11 @@ REFUSED = {
 
 @pytest.mark.parametrize(
     "reason, implementation",
-    [*itertools.product(REFUSED, ["blocked", "chunked"]), ("window", "blocked")],
+    [*((reason, "blocked") for reason in REFUSED), ("scores", "chunked")],
 )
 def test_what_cannot_be_had_is_refused(reason, implementation):
-    options, said = REFUSED.get(reason, ({}, "no sliding window"))
-    if reason != "window":
-        options = {"sliding_window": 9, **options}
+    options, said = REFUSED[reason]
+    options = {"sliding_window": 9, **options}
     with pytest.raises(ValueError, match=f"(?s){implementation}.*{said}"):
         dot_product_attention(*arrays(), implementation=implementation, **options)
 

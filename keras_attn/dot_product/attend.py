@@ -49,10 +49,11 @@ def dot_product_attention(
     Every implementation gives the same numbers. `"dense"` holds all scores at once: the
     backend's fused kernel where that gives these numbers (torch), else explicitly, as
     scores, dropout, soft-capping and sinks need. `"blocked"` computes a sliding window
-    in time and memory in proportion to its width; `"chunked"` walks over the keys with
-    a running softmax ([Rabe and Staats, 2021](https://arxiv.org/abs/2112.05682)), in
-    memory in proportion to the length. Both need a mask and a bias, if any, that are
-    the same for every query, and known lengths.
+    in time and memory in proportion to its width, for a mask and a bias, if any, that
+    are the same for every query. `"chunked"` lets chunks of queries walk over the keys
+    with a running softmax ([Rabe and Staats, 2021](https://arxiv.org/abs/2112.05682)),
+    in memory in proportion to the length, in training too: there it walks a second time
+    for the gradients. Both need known lengths.
 
     Glossary of shapes: `batch`, `heads`, `query` and `key` (lengths), `head_dim`. With
     fewer key/value heads than query heads (`heads = groups * kv_heads`), query head `h`
@@ -169,14 +170,14 @@ def _against(implementation, queries, keys, scoring, return_scores):
     reasons = {
         "the scores are asked for": return_scores,
         "a length is unknown": None in (queries, keys),
-        "the mask differs by query": _differs_by_query(scoring.mask),
-        "the bias differs by query": _differs_by_query(scoring.bias),
         "a flash kernel is demanded": scoring.flash_attention,
     }
     if implementation == "blocked":
         reasons |= {
             "there is no sliding window": scoring.sliding_window is None,
             "queries and keys are not equally many": queries != keys,
+            "the mask differs by query": _differs_by_query(scoring.mask),
+            "the bias differs by query": _differs_by_query(scoring.bias),
         }
     else:
         reasons |= {"there is dropout": scoring.dropout is not None}
