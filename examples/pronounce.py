@@ -85,7 +85,6 @@ RECIPES = {
         dim=192,
         num_heads=6,
         intermediate_dim=768,
-        dropout=0.1,
         learning_rate=1.5e-3,
         epochs=9,
     ),

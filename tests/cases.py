@@ -687,5 +687,14 @@ def riding_mask(x):
     return None if (found == -1).any() else found.astype(bool)
 
 
+def run_whole(model, inputs):
+    """What a model gives. JAX compiles every operation alone, and those that Keras
+    quantized at every call: there the whole model is compiled, which is faster.
+    """
+    if keras.backend.backend() == "jax":
+        return model.predict_on_batch(inputs)
+    return model(inputs)
+
+
 def numpy(x):
     return np.asarray(keras.ops.convert_to_numpy(x))

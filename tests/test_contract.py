@@ -25,6 +25,7 @@ from cases import (
     padding,
     randomize,
     riding_mask,
+    run_whole,
 )
 from keras import ops
 
@@ -146,9 +147,9 @@ def test_ids_make_the_mask_and_it_reaches_the_end_of_a_stack():
             y = case.make()(x, **case.call)
             x = y if y.shape[-1] == DIM else x
     model = keras.Model(inputs, [x, Probe()(x)])
-    output, mask = model(ids)
+    output, mask = run_whole(model, ids)
     np.testing.assert_array_equal(numpy(mask), ids != 0)
-    longer = model(np.pad(ids, ((0, 0), (0, 2))))[0]
+    longer = run_whole(model, np.pad(ids, ((0, 0), (0, 2))))[0]
     same(numpy(output)[ids != 0], numpy(longer)[:, :5][ids != 0], 1e-5)
 
 
@@ -226,8 +227,8 @@ def test_every_layer_trains(dtype, policy):
     before = [numpy(weight) for weight in model.trainable_weights]
     random = np.random.default_rng(0)  # not ones: a last norm's mean is blind to them
     targets = {
-        name: random.normal(size=output.shape).astype("float32")
-        for name, output in model(inputs).items()
+        name: random.normal(size=(BATCH, *output.shape[1:])).astype("float32")
+        for name, output in model.output.items()
     }
     eagerly = keras.backend.backend() == "tensorflow"
     optimizer = keras.optimizers.SGD(0.1)
@@ -437,7 +438,7 @@ def zoo_inputs(rows=None):
 
 
 def outputs_of(model, inputs):
-    return {name: numpy(output) for name, output in model(inputs).items()}
+    return {name: numpy(output) for name, output in run_whole(model, inputs).items()}
 
 
 def test_a_clone_is_the_same_model():

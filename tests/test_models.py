@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import oracle
 import pytest
-from cases import numpy, randomize
+from cases import numpy, randomize, run_whole
 
 from keras_attn import models
 
@@ -297,11 +297,14 @@ def test_a_saved_model_is_loaded(name, tmp_path):
         model, x = vision_transformer(any_size=True), images(2, 10, 15, 2)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    close(loaded(x), model(x))
+    close(run_whole(loaded, x), run_whole(model, x))
     assert loaded.name == name
     model.quantize("int8")
     model.save(tmp_path / "int8.keras")
-    close(keras.saving.load_model(tmp_path / "int8.keras")(x), model(x))
+    close(
+        run_whole(keras.saving.load_model(tmp_path / "int8.keras"), x),
+        run_whole(model, x),
+    )
 
 
 def test_the_mean_is_over_tokens_whatever_the_image_format():
