@@ -438,6 +438,12 @@ class MultiHeadAttention(layers.Layer):
             mask: `(batch, key)`, `True` at real tokens.
         """
         self._check_built("make_memory_cache")
+        if self.sliding_window is not None:
+            raise ValueError(
+                "A sliding window measures from where the queries stand in the memory, "
+                "which a cache of it does not know. Received: sliding_window="
+                f"{self.sliding_window}"
+            )
         key = value if key is None else key
         padding = self._fold_padding("mask", mask, value)
         keys = self._keys(key)

@@ -218,8 +218,13 @@ def reorder(cache, rows):
 def rewind(cache, length):
     """The cache as it was when it had read `length` tokens, an int or `(batch,)`.
 
-    A cache that has rolled cannot give back what was overwritten.
+    A dictionary of caches, a block's or a model's, goes back in all of them; memories
+    stay as they are. A cache that has rolled cannot give back what was overwritten.
     """
+    if "key" not in cache:
+        return in_order({name: rewind(part, length) for name, part in cache.items()})
+    if is_memory(cache):
+        return cache
     length = ops.cast(ops.convert_to_tensor(length), "int32")
     length = ops.broadcast_to(length, ops.shape(cache["length"]))
     return in_order({**cache, "length": length})

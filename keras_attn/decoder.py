@@ -1,10 +1,12 @@
 """Transformer decoder block."""
 
 import keras
+from keras import ops
 from keras.saving import register_keras_serializable
 
 from keras_attn.block import Block
-from keras_attn.cache import in_order
+from keras_attn.cache import counts_of, in_order, rewind
+from keras_attn.masks import as_mask
 
 __all__ = ["DecoderBlock"]
 
@@ -157,6 +159,15 @@ class DecoderBlock(Block):
             output, cache["self_attention"] = result
             return output
 
+        places = None  # where the queries stand, for an attention that asks
+        position = getattr(self.cross_attention, "position", None)
+        if past is not None and position is not None:
+            places = positions
+            if places is None:
+                held = past if cache_index is None else rewind(past, cache_index)
+                real = None if mask is None else as_mask(mask)
+                places = counts_of(held, real, ops.shape(inputs)[1])
+
         def attend_to_memory(x):
             return self.attend_to_memory(
                 x,
@@ -164,6 +175,7 @@ class DecoderBlock(Block):
                 layer=self.cross_attention,
                 query_mask=mask,
                 value_mask=memory_mask,
+                positions=places,
                 cache=known,
                 training=training,
             )

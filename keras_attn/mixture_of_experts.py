@@ -136,6 +136,7 @@ class MixtureOfExperts(layers.Layer):
         self._share = fractions.Fraction(
             (capacity_factor or 0) * self.top_k / self.num_experts
         ).limit_denominator(10_000)
+        self._share = max(self._share, fractions.Fraction(1, 10_000))  # not rounded off
         # An expert that has room for all tokens drops none.
         self._is_limited = capacity_factor is not None and self._share < 1
 

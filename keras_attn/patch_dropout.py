@@ -83,7 +83,7 @@ class PatchDropout(layers.Layer):
         mask = None if mask is None else as_mask(mask)
         if not training or self.rate == 0:
             # A mask is set on the output, which must not be the caller's own tensor.
-            return inputs if mask is None else inputs * 1
+            return inputs if mask is None else self.carry_mask(inputs * 1, mask=mask)
         front = self.num_prefix_tokens
         batch, length, _ = ops.shape(inputs)
         noise = _noise(batch, length - front, self.seed_generator)
@@ -97,7 +97,9 @@ class PatchDropout(layers.Layer):
         return outputs
 
     def compute_mask(self, inputs, previous_mask=None):
-        return previous_mask
+        # In a graph that trains the mask is another one, which rides on the output:
+        # the graph must not write down the mask of now.
+        return previous_mask if self.rate == 0 else None
 
     def compute_output_shape(self, inputs_shape):
         length = inputs_shape[1] if self.rate == 0 else None

@@ -319,3 +319,43 @@ def attention(**arguments):
 
 def inputs():
     return np.random.default_rng(0).normal(size=(3, 6, 8)).astype("float32")
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_cross_attention_that_turns_its_queries_counts_on(padded):
+    position = RotaryEmbedding()
+    block = DecoderBlock(2, 8, cross_attention=MultiHeadAttention(2, position=position))
+    random = np.random.default_rng(0)
+    x = random.normal(size=(2, 5, 8)).astype("float32")
+    memory = random.normal(size=(2, 4, 8)).astype("float32")
+    mask = np.ones((2, 5), bool)
+    if padded:
+        mask[1, 1] = False
+    expected = numpy(block(x, memory, mask=mask))
+    kept, found = block.make_cache(2, 5, memory=memory), []
+    for index in range(5):
+        here = slice(index, index + 1)
+        y, kept = block(x[:, here], mask=mask[:, here], cache=kept)
+        found.append(numpy(y))
+    found = np.concatenate(found, axis=1)
+    np.testing.assert_allclose(found[mask], expected[mask], rtol=1e-5, atol=1e-5)
+
+
+def test_a_memory_knows_no_window():
+    layer = MultiHeadAttention(2, sliding_window=2)
+    layer.build((2, 5, 8))
+    with pytest.raises(ValueError, match="sliding_window=2"):
+        layer.make_memory_cache(np.ones((2, 5, 8), "float32"))
+
+
+def test_a_blocks_cache_is_rewound_whole():
+    block = DecoderBlock(2, 8)
+    random = np.random.default_rng(0)
+    x = random.normal(size=(2, 4, 8)).astype("float32")
+    memory = random.normal(size=(2, 3, 8)).astype("float32")
+    block(x, memory)
+    empty = block.make_cache(2, 4, memory=memory)
+    _, full = block(x, cache=empty)
+    again, _ = block(x[:, 2:], cache=cache.rewind(full, 2))
+    whole, _ = block(x, cache=empty)
+    np.testing.assert_allclose(numpy(again), numpy(whole)[:, 2:], rtol=1e-5, atol=1e-5)

@@ -293,3 +293,39 @@ def test_a_bias_of_minus_infinity_is_a_mask(low, return_scores):
 def test_a_bias_of_the_wrong_shape_is_refused(shape):
     with pytest.raises(ValueError, match=r"(?s)broadcast.*\(2, 6, 5, 7\).*Received"):
         dot_product_attention(*arrays(), bias=np.zeros(shape, "float32"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_bias_keeps_its_precision_under_half(dtype):
+    """A constant on the scores changes no softmax: in half precision 300 would."""
+    random = np.random.default_rng(0)
+    query, key, value = (
+        ops.cast(random.normal(size=(1, 2, 6, 4)), dtype) for _ in range(3)
+    )
+    bias = random.normal(size=(1, 2, 6, 6)).astype("float32")
+    plain = dot_product_attention(query, key, value, bias=bias)
+    shifted = dot_product_attention(query, key, value, bias=bias + 300)
+    for other in (
+        shifted,
+        dot_product_attention(query, key, value, bias=bias, return_scores=True)[0],
+    ):
+        np.testing.assert_allclose(
+            numpy(ops.cast(other, "float32")),
+            numpy(ops.cast(plain, "float32")),
+            atol=2e-2 if dtype == "bfloat16" else 2e-3,
+        )
+
+
+def test_no_bias_lets_a_later_key_through_under_float16():
+    query = ops.cast(np.random.default_rng(0).normal(size=(1, 1, 3, 4)), "float16")
+    value = ops.cast(np.arange(3.0).reshape(1, 1, 3, 1) * np.ones(4), "float16")
+    bias = np.zeros((1, 1, 1, 3), "float16")
+    bias[..., 0] = -65504
+    output = dot_product_attention(query, query, value, is_causal=True, bias=bias)
+    np.testing.assert_array_equal(numpy(ops.cast(output, "float32"))[0, 0, 0], 0)
+
+
+def test_an_empty_batch_of_grouped_heads():
+    query, key = np.zeros((0, 4, 3, 2), "float32"), np.zeros((0, 2, 3, 2), "float32")
+    output = dot_product_attention(query, key, key, logit_soft_cap=2.0)
+    assert tuple(output.shape) == (0, 4, 3, 2)

@@ -6,7 +6,13 @@ import oracle
 import pytest
 from cases import numpy, padding, riding_mask
 
-from keras_attn import MaskTokens, PatchDropout, RandomMasking, restore_tokens
+from keras_attn import (
+    AttentionPooling,
+    MaskTokens,
+    PatchDropout,
+    RandomMasking,
+    restore_tokens,
+)
 
 
 def array(*shape, seed=0):
@@ -156,3 +162,16 @@ BAD = [
 def test_a_bad_argument_is_refused(make, said):
     with pytest.raises(ValueError, match=f"(?s){said}"):
         make()
+
+
+def test_a_graph_that_trains_has_the_mask_of_what_was_kept():
+    ids = np.array([[1, 2, 0, 3], [4, 5, 6, 0]])
+    inputs = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(9, 8, mask_zero=True)(inputs)
+    x = PatchDropout(0.5)(x)
+    model = keras.Model(inputs, AttentionPooling(2)(x))
+    assert tuple(model(ids, training=True).shape) == (2, 8)
+    longer = np.pad(ids, ((0, 0), (0, 2)))
+    np.testing.assert_allclose(
+        numpy(model(ids)), numpy(model(longer)), rtol=1e-5, atol=1e-5
+    )

@@ -16,6 +16,9 @@ def dense_attention(query, key, value, scoring, return_scores=False):
     mask, is_causal = scoring.mask, scoring.is_causal
     bias = scoring.with_position(scoring.bias, scoring.key_positions)
     fused = has_kernel(scoring) and not return_scores
+    if bias is not None and not scoring.flash_attention:
+        # A kernel adds it in the precision of the query: half of it is too coarse.
+        fused = fused and standardize_dtype(query.dtype) == "float32"
     # Among keys as many as queries a query itself is always in its window.
     may_be_blind = mask is not None or (
         scoring.sliding_window is not None
@@ -70,8 +73,9 @@ def _softmax_beside(scores, sinks):
 def _fused(query, key, value, mask, bias, is_causal, scoring):
     """The backend's kernel; it takes a mask or a bias, so both become one bias."""
     if bias is not None:
-        # The lowest float16 is -65504: a bias of that kind must not become -inf.
-        masked = -3e4 if standardize_dtype(query.dtype) == "float16" else MASKED_SCORE
+        masked = MASKED_SCORE
+        if standardize_dtype(query.dtype) == "float16":  # whose lowest is -65504
+            bias, masked = ops.maximum(bias, -3e4), -6e4
         if mask is not None:
             bias = ops.where(mask, bias, masked)
         mask, bias = None, ops.cast(bias, query.dtype)

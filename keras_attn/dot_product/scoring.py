@@ -80,7 +80,8 @@ def per_group(left, right):
         return ops.matmul(left, right)
     rows, width = ops.shape(left)[2], left.shape[3]
     width = ops.shape(left)[3] if width is None else width
+    batch = ops.shape(left)[0]  # which may be 0
     product = ops.matmul(
-        ops.reshape(left, (-1, kv_heads, heads // kv_heads * rows, width)), right
+        ops.reshape(left, (batch, kv_heads, heads // kv_heads * rows, width)), right
     )  # (batch, kv_heads, groups * query, ...)
-    return ops.reshape(product, (-1, heads, rows, ops.shape(right)[3]))
+    return ops.reshape(product, (batch, heads, rows, ops.shape(right)[3]))
