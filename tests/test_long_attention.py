@@ -212,6 +212,20 @@ def test_the_size_chooses(monkeypatch):
     assert chosen(monkeypatch, middle) == plain  # torch's kernel is as light
 
 
+@pytest.mark.parametrize("implementation", ["blocked", "chunked"])
+def test_a_layers_own_sinks(implementation, small_chunks):
+    layer, plain = (
+        MultiHeadAttention(2, sliding_window=9, use_sinks=True, implementation=form)
+        for form in (implementation, "dense")
+    )
+    x = normal(2, LENGTH, 8)
+    layer.build(x.shape)
+    plain.build(x.shape)
+    layer.sinks.assign([1.0, -2.0])
+    plain.set_weights(layer.get_weights())
+    np.testing.assert_allclose(numpy(layer(x)), numpy(plain(x)), rtol=1e-5, atol=1e-5)
+
+
 REFUSED = {
     "window": ({"sliding_window": None}, "no sliding window"),
     "scores": ({"return_scores": True}, "scores are asked for"),

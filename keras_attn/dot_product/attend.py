@@ -115,7 +115,7 @@ def dot_product_attention(
         is_causal=is_causal,
         sliding_window=sliding_window,
         logit_soft_cap=logit_soft_cap,
-        sinks=sinks,
+        sinks=None if sinks is None else ops.convert_to_tensor(sinks),
         position_bias=position_bias,
         query_positions=query_positions,
         key_positions=key_positions,
