@@ -6,7 +6,6 @@ from keras.saving import register_keras_serializable
 
 from keras_attn.block import Block
 from keras_attn.cache import counts_of, in_order, rewind
-from keras_attn.masks import as_mask
 
 __all__ = ["DecoderBlock"]
 
@@ -165,8 +164,7 @@ class DecoderBlock(Block):
             places = positions
             if places is None:
                 held = past if cache_index is None else rewind(past, cache_index)
-                real = None if mask is None else as_mask(mask)
-                places = counts_of(held, real, ops.shape(inputs)[1])
+                places = counts_of(held, mask, ops.shape(inputs)[1])
 
         def attend_to_memory(x):
             return self.attend_to_memory(

@@ -101,7 +101,7 @@ def test_the_formula_itself(implementation):
 @pytest.mark.parametrize("rows", [LENGTH, 20])
 def test_chunked_takes_other_lengths_than_its_keys(rows, small_chunks):
     query, key, value = arrays()
-    inputs, options = (query[:, :, :rows], key[:, :, :100], value[:, :, :100]), {}
+    inputs = query[:, :, :rows], key[:, :, :100], value[:, :, :100]
     for options in ({}, {"is_causal": True}, {"sliding_window": 10}):
         dense = dot_product_attention(*inputs, implementation="dense", **options)
         found = dot_product_attention(*inputs, implementation="chunked", **options)

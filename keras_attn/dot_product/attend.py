@@ -157,7 +157,7 @@ def _implementation(wish, query, key, scoring, return_scores):
     if can_be_blocked and 2 * span_of(scoring) <= queries:
         return "blocked"
     if not _against("chunked", queries, keys, scoring, return_scores):
-        has_light_kernel = scoring.is_plain and has_kernel(scoring)
+        has_light_kernel = scoring.is_plain and has_kernel(scoring, query.dtype)
         if queries * keys >= MANY_SCORES and not has_light_kernel:
             return "chunked"
     return "dense"

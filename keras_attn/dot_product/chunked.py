@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from keras_attn.dot_product.scoring import MASKED_SCORE, per_group
-from keras_attn.masks import window_sides
+from keras_attn.masks import combine_masks, window_sides
 
 __all__ = ["chunked_attention"]
 
@@ -58,8 +58,6 @@ def _online_softmax(query, key, value, scoring, rows, length):
     chunk = min(CHUNK, length)
     batch, heads = ops.shape(query)[0], query.shape[1]
     first, last = _reach(scoring, rows, length)
-    row = ops.expand_dims(ops.arange(rows.start, rows.stop, dtype="int32"), 1)
-
     keys, values = _chunks(key, chunk, 2), _chunks(value, chunk, 2)
     mask, bias = scoring.mask, scoring.bias
     if mask is not None:
@@ -72,16 +70,18 @@ def _online_softmax(query, key, value, scoring, rows, length):
 
     def step(index, carry):
         total, norm, top = carry
-        number = index * chunk + ops.arange(0, chunk, dtype="int32")
         terms = None if bias is None else ops.take(bias, index, axis=3)
         if scoring.position_bias is not None:
             axis = len(positions.shape) - 2
             terms = scoring.with_position(terms, ops.take(positions, index, axis=axis))
         scores = scoring.scores(query, ops.take(keys, index, axis=2), terms)
-        visible = _visible(scoring, row, number, length)
-        if mask is not None:
-            part = ops.cast(ops.take(mask, index, axis=3), "bool")
-            visible = ops.logical_and(part, visible)
+        start = index * chunk
+        inside = start + ops.arange(0, chunk, dtype="int32") < length
+        visible = combine_masks(
+            None if mask is None else ops.cast(ops.take(mask, index, axis=3), "bool"),
+            scoring.pattern(len(rows), chunk, rows.start - start),
+            ops.expand_dims(inside, 0),  # the last chunk is filled up
+        )
         scores = ops.where(visible, scores, MASKED_SCORE)
         new_top = ops.maximum(top, ops.max(scores, axis=-1, keepdims=True))
         weights = ops.exp(scores - new_top) * ops.cast(visible, "float32")
@@ -125,19 +125,6 @@ def _reach(scoring, rows, length):
     if scoring.is_causal:
         last = min(last, rows.stop)
     return first, last
-
-
-def _visible(scoring, row, key, length):
-    """What the pattern shows of a chunk, and not the padding: `(rows, chunk)`."""
-    visible = ops.logical_and(key < length, row >= 0)
-    if scoring.is_causal:
-        visible = ops.logical_and(visible, key <= row)
-    if scoring.sliding_window is not None:
-        left, right = window_sides(scoring.sliding_window)
-        distance = row - key
-        near = ops.logical_and(distance <= left, distance >= -right)
-        visible = ops.logical_and(visible, near)
-    return visible
 
 
 def _rows_of(x, rows, axis):

@@ -15,10 +15,7 @@ def dense_attention(query, key, value, scoring, return_scores=False):
     query_length, key_length = ops.shape(query)[2], ops.shape(key)[2]
     mask, is_causal = scoring.mask, scoring.is_causal
     bias = scoring.with_position(scoring.bias, scoring.key_positions)
-    fused = has_kernel(scoring) and not return_scores
-    if bias is not None and not scoring.flash_attention:
-        # A kernel adds it in the precision of the query: half of it is too coarse.
-        fused = fused and standardize_dtype(query.dtype) == "float32"
+    fused = has_kernel(scoring, query.dtype) and not return_scores
     # Among keys as many as queries a query itself is always in its window.
     may_be_blind = mask is not None or (
         scoring.sliding_window is not None
@@ -44,10 +41,16 @@ def dense_attention(query, key, value, scoring, return_scores=False):
     return output, weights
 
 
-def has_kernel(scoring):
-    """Whether a fused kernel is taken: on torch it gives these numbers."""
-    is_wanted = scoring.flash_attention or keras.backend.backend() == "torch"
-    return bool(is_wanted) and not scoring.needs_scores
+def has_kernel(scoring, dtype):
+    """Whether a fused kernel is taken: on torch it gives these numbers.
+
+    But for a bias in half precision, in which the kernel would add it.
+    """
+    if scoring.needs_scores or scoring.flash_attention:
+        return not scoring.needs_scores
+    has_bias = scoring.bias is not None or scoring.position_bias is not None
+    is_exact = not has_bias or standardize_dtype(dtype) == "float32"
+    return is_exact and keras.backend.backend() == "torch"
 
 
 def _weights(query, key, mask, bias, scoring):

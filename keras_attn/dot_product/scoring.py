@@ -63,14 +63,19 @@ class Scoring:
         term = self.position_bias(self.query_positions, key_positions)
         return term if bias is None else bias + term
 
-    def pattern(self, query_length, key_length):
-        """What the causal rule and the window hide, `(query, key)`, or `None`."""
-        lengths = query_length, key_length
-        window = self.sliding_window
-        return combine_masks(
-            causal_mask(*lengths) if self.is_causal else None,
-            None if window is None else sliding_window_mask(*lengths, window=window),
-        )
+    def pattern(self, query_length, key_length, offset=0):
+        """What the causal rule and the window show, `(query, key)`, or `None`.
+
+        The first query stands at the key `offset`.
+        """
+        causal = window = None
+        if self.is_causal:
+            causal = causal_mask(query_length, key_length, offset)
+        if self.sliding_window is not None:
+            window = sliding_window_mask(
+                query_length, key_length, window=self.sliding_window, offset=offset
+            )
+        return combine_masks(causal, window)
 
 
 def per_group(left, right):
